@@ -23,6 +23,7 @@ from bench.figures import Figure, percentile
 from bench.gateway import gateway
 from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family, free_port, is_member, wait_until
 from bench.instructions import instructions
+from bench.nodes import nodes
 
 # Eager start ------------------------------------------------------------------------------------------------------
 
@@ -278,11 +279,13 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "instructions": (instructions, 150),
     "gateway": (gateway, 5),
 }
+# Needs a PostgreSQL server, so it runs only when it is named.
+ON_POSTGRESQL: dict[str, tuple[Callable[[int], list[Figure]], int]] = {"nodes": (nodes, 20)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    choices = [*SCENARIOS, "peers", []]
+    choices = [*SCENARIOS, *ON_POSTGRESQL, "peers", []]
     help_text = "all of them when none is named; `peers` installs those that `gateway` measures beside ours"
     parser.add_argument("scenario", nargs="*", choices=choices, help=help_text)
     names = parser.parse_args().scenario or list(SCENARIOS)
@@ -292,7 +295,7 @@ def main() -> None:
     load, cores = psutil.getloadavg()[0], psutil.cpu_count()
     print(f"{cores} cores, load {load:.2f} before the run, Python {sys.version.split()[0]}")
     for name in names:
-        run, size = SCENARIOS[name]
+        run, size = (SCENARIOS | ON_POSTGRESQL)[name]
         for figure in run(size):
             print(figure, flush=True)
 

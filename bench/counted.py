@@ -28,7 +28,7 @@ from mcp_runtime.client.client import JsonRpcClient  # noqa: E402
 from mcp_runtime.members.live import LiveMember  # noqa: E402
 from mcp_runtime.members.process import NoProcess  # noqa: E402
 from mcp_runtime.members.restarts import Restarts  # noqa: E402
-from mcp_runtime.rows import lease  # noqa: E402
+from mcp_runtime.rows import lease, ownership  # noqa: E402
 from mcp_runtime.security import principals  # noqa: E402
 from roster.models import GuildMember, Token, Tool  # noqa: E402
 
@@ -54,7 +54,7 @@ def rest(calls: int, url: str) -> None:
     from guildhall.wsgi import application
 
     _, token = make_rows()
-    lease_id = lease.take()
+    lease_id = lease.take(ownership.take_over_own)
 
     def ask(method: str, path: str, body: bytes = b"") -> dict[str, Any]:
         environ = {
@@ -75,7 +75,7 @@ def rest(calls: int, url: str) -> None:
 
     for _ in range(calls):
         path = ask("POST", "/api/members/echo/tools/echo/invoke/", b'{"arguments": {"text": "hello"}}')["url"]
-        (call,) = statements.find_queued(statements.Exclusions(), 10)
+        (call,) = statements.find_queued(lease_id, statements.Exclusions(), 10)
         assert statements.claim([call.pk], lease_id) == 1
         outcome = transitions.Outcome.succeeded({"content": [{"type": "text", "text": "hello"}]})
         assert transitions.finish(call, outcome, lease_id)

@@ -216,13 +216,13 @@ def _cpu(rounds: list[Round]) -> float:
 QUEUE = f"""
 from django.contrib.auth import get_user_model
 from django.db import transaction
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.security import access
-caller = Caller(access.OPERATOR)
+requester = Requester(access.OPERATOR)
 with transaction.atomic():
     for number in range({QUEUED}):
-        queue_call("busy", "echo", {{"text": str(number)}}, caller=caller)
+        queue_call("busy", "echo", {{"text": str(number)}}, requester=requester)
 """
 
 

@@ -76,6 +76,7 @@ class BenchHall:
             **{key: value for key, value in os.environ.items() if not key.startswith(NOT_OURS)},
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
+            "CELERY_BROKER_URL": "",
             "GUILD_HALL_DATA_DIR": str(self.data),
             "GUILD_HALL_MEMBERS_DIR": str(self.folder / "members"),
             "GUILD_HALL_PORT": str(self.port),

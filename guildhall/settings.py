@@ -21,6 +21,7 @@ from mcp_runtime.system import console
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 MANAGED_PORTS = (20000, 30000)
+SHORTEST_SECRET_KEY = 32
 
 
 def env_int(name: str, default: int, lowest: int, highest: int) -> int:
@@ -30,8 +31,26 @@ def env_int(name: str, default: int, lowest: int, highest: int) -> int:
     return int(text)
 
 
+def env_name(name: str, default: str) -> str:
+    text = os.environ.get(name, "").strip() or default
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+        raise ImproperlyConfigured(f"{name}={text!r}: give 1 to 64 letters, digits, '.', '-' and '_', e.g. {default}.")
+    return text
+
+
 def env_list(name: str) -> list[str]:
     return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
+
+
+def env_labels(name: str) -> list[str]:
+    labels = env_list(name)
+    for label in labels:
+        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", label):
+            raise ImproperlyConfigured(
+                f"{name}={label!r}: give labels of 1 to 64 letters, digits, '.', '-' and '_', separated by commas, "
+                "e.g. gpu,eu-west."
+            )
+    return labels
 
 
 def env_path(name: str, default: Path) -> Path:
@@ -140,6 +159,24 @@ def secret_key_in(path: Path) -> str:
     return path.read_text().strip()
 
 
+def existing_secret_key(path: Path) -> str:
+    """The key in the file that GUILD_HALL_SECRET_KEY_FILE names."""
+    try:
+        key = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is no text" if isinstance(error, UnicodeDecodeError) else error.strerror
+        raise ImproperlyConfigured(
+            f"GUILD_HALL_SECRET_KEY_FILE={path}: {reason}; give the path of a copy of the file secret-key in the data "
+            "folder of another node."
+        ) from error
+    if len(key) < SHORTEST_SECRET_KEY:
+        raise ImproperlyConfigured(
+            f"GUILD_HALL_SECRET_KEY_FILE={path}: the key in it has fewer than {SHORTEST_SECRET_KEY} characters; give "
+            "the path of a file with a longer key, e.g. of 50 random letters and digits."
+        )
+    return key
+
+
 # The hall ---------------------------------------------------------------------------------------------------------
 
 GUILD_HALL_HOST = os.environ.get("GUILD_HALL_HOST", "").strip() or "127.0.0.1"
@@ -149,7 +186,11 @@ GUILD_HALL_PORT_RANGE = env_port_range("GUILD_HALL_PORT_RANGE")
 GUILD_HALL_MEMBERS_DIR = env_path("GUILD_HALL_MEMBERS_DIR", BASE_DIR / "guild-members")
 USER_UMASK = private_umask()
 GUILD_HALL_DATA_DIR = private_folder(env_path("GUILD_HALL_DATA_DIR", BASE_DIR / "var"))
-# Calls that may run at the same time in the whole hall. Threads are started when needed.
+# The name of this machine among the nodes of the hall.
+GUILD_HALL_NODE = env_name("GUILD_HALL_NODE", "main")
+# A member whose manifest names labels runs only on a node that has all of them.
+GUILD_HALL_NODE_LABELS = env_labels("GUILD_HALL_NODE_LABELS")
+# Calls that may run at the same time on this node. Threads are started when needed.
 GUILD_HALL_CONCURRENCY = env_int("GUILD_HALL_CONCURRENCY", 256, 1, 4096)
 # Members that may be starting at the same time.
 GUILD_HALL_START_CONCURRENCY = env_int("GUILD_HALL_START_CONCURRENCY", 2 * (os.cpu_count() or 1), 1, 1024)
@@ -171,12 +212,18 @@ GUILD_HALL_PID_NAMESPACE = env_int("GUILD_HALL_PID_NAMESPACE", 0, 0, 1)
 # The processes of the web, and the threads of each.
 GUILD_HALL_WEB_WORKERS = env_int("GUILD_HALL_WEB_WORKERS", 1, 1, 64)
 GUILD_HALL_WEB_THREADS = env_int("GUILD_HALL_WEB_THREADS", 64, 2, 256)
-REDIS_URL = env_url("REDIS_URL", "", ("redis", "rediss", "unix"))
+# The broker. Empty if there is none.
+BROKER_URL = env_url("CELERY_BROKER_URL", "", ("redis", "rediss", "unix", "amqp", "amqps")) or env_url(
+    "REDIS_URL", "", ("redis", "rediss", "unix")
+)
 
 # Django -----------------------------------------------------------------------------------------------------------
 
 DEBUG = False
-SECRET_KEY = secret_key_in(GUILD_HALL_DATA_DIR / "secret-key")
+# The file with the secret key, which is the same on all nodes of the hall.
+GUILD_HALL_SECRET_KEY_FILE = env_path("GUILD_HALL_SECRET_KEY_FILE", GUILD_HALL_DATA_DIR / "secret-key")
+_is_own_file = os.environ.get("GUILD_HALL_SECRET_KEY_FILE", "").strip() == ""
+SECRET_KEY = (secret_key_in if _is_own_file else existing_secret_key)(GUILD_HALL_SECRET_KEY_FILE)
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", *env_hosts("GUILD_HALL_ALLOWED_HOSTS")]
 if GUILD_HALL_HOST not in ("0.0.0.0", "::"):  # noqa: S104 - a comparison, not a bind here
     ALLOWED_HOSTS.append(f"[{GUILD_HALL_HOST}]" if ":" in GUILD_HALL_HOST else GUILD_HALL_HOST)
@@ -294,23 +341,28 @@ else:
     DATABASES["default"].setdefault("OPTIONS", {})["pool"] = pool
 
 # Files that a manifest may not send to a server, wherever the member's folder is.
-PRIVATE_PLACES = [GUILD_HALL_DATA_DIR, BASE_DIR / ".env"]
+PRIVATE_PLACES = [GUILD_HALL_DATA_DIR, GUILD_HALL_SECRET_KEY_FILE, BASE_DIR / ".env"]
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     PRIVATE_PLACES += [Path(f"{DATABASES['default']['NAME']}{suffix}") for suffix in ("", "-wal", "-shm")]
 # Files with logins: of the agents, and of the PostgreSQL client.
 PRIVATE_PLACES.append(Path(os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude"), ".credentials.json"))
 PRIVATE_PLACES.append(Path(os.environ.get("PGPASSFILE") or os.path.expanduser("~/.pgpass")))
 
-# Celery: one queue of notifications. A message carries nothing and may be lost, because the rows say it all. -------
+# Celery: a queue of notifications for each node. A message carries nothing and may be lost; the rows say it all. ---
 
 CELERY_APP = "guildhall.celery.app"
 # Do not wait for a notification that cannot be sent at once. The runtime looks at the rows every second.
 BROKER_TIMEOUT = 0.5
-# Without Redis the worker still needs a transport. This one carries nothing.
-CELERY_BROKER_URL = REDIS_URL or "memory://localhost"
-CELERY_BROKER_TRANSPORT_OPTIONS = (
-    {"socket_connect_timeout": BROKER_TIMEOUT, "socket_timeout": BROKER_TIMEOUT, "max_retries": 0} if REDIS_URL else {}
-)
+# Without a broker the worker still needs a transport. This one carries nothing.
+CELERY_BROKER_URL = BROKER_URL or "memory://localhost"
+_TRANSPORT_OPTIONS: dict[str, dict[str, float]] = {
+    "memory": {},
+    "amqp": {"write_timeout": BROKER_TIMEOUT, "max_retries": 0},
+    "redis": {"socket_connect_timeout": BROKER_TIMEOUT, "socket_timeout": BROKER_TIMEOUT, "max_retries": 0},
+}
+CELERY_BROKER_TRANSPORT_OPTIONS = _TRANSPORT_OPTIONS[
+    "amqp" if BROKER_URL.startswith("amqp") else "redis" if BROKER_URL else "memory"
+]
 CELERY_BROKER_CONNECTION_TIMEOUT = BROKER_TIMEOUT
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
@@ -318,7 +370,6 @@ CELERY_TASK_IGNORE_RESULT = True
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_REDIRECT_STDOUTS = False
-CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_IMPORTS = ["mcp_runtime.runtime.tasks"]
 
 # REST framework imports it if it is installed, for pages that the hall does not have. It takes 1.6 MB.

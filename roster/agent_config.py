@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from django.conf import settings
 
-from mcp_runtime.control.members import live_runtime, members_of_roster, visible_tools, with_text
+from mcp_runtime.control.members import members_of_roster, visible_tools, with_text
+from mcp_runtime.control.nodes import live_node_ids
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownMemberError
 from mcp_runtime.security.access import Principal
@@ -122,10 +123,10 @@ def direct_entries(members: Iterable[GuildMember], *, require_all: bool) -> list
 
     If a member does not run, raises RequestRefusedError (`require_all`), or omits the member.
     """
-    is_alive = live_runtime() is not None
+    live_ids = live_node_ids()
     entries = []
     for row in members:
-        endpoint = row.endpoint if is_alive else None
+        endpoint = row.endpoint if row.node_id in live_ids else None
         if endpoint is not None:
             entries.append(Entry(row.name, endpoint))
         elif require_all:

@@ -28,7 +28,10 @@ class Facts:
     status: str  # as it is shown: `connected`, `error`...
     enabled: bool = True
     should_run: bool = True
-    runtime_is_alive: bool = True
+    runtime_is_alive: bool = True  # the runtime of its node
+    dead_node: str = ""  # the name of its node if that is not alive and another node is
+    dead_node_holds_lease: bool = False  # its fence was off, so no other node takes its members
+    has_local_state: bool = False
     manifest_error: str = ""
     last_error: str = ""
     next_restart_at: datetime | None = None
@@ -54,6 +57,8 @@ def diagnose(facts: Facts) -> Diagnosis | None:
         return _of_manifest(facts)
     if not facts.enabled:
         return Diagnosis("Disabled: it does not run, and calls to it are refused.", "Enable it to have it started.")
+    if facts.dead_node:
+        return _of_dead_node(facts)
     if not facts.runtime_is_alive:
         return None  # the banner of the page says so, once for all members
     if facts.status == "error":
@@ -71,6 +76,25 @@ def _of_manifest(facts: Facts) -> Diagnosis:
     cause = f"{FILE_NAME}: {key} {fault[len(key) + 2 :]}" if is_key else f"{FILE_NAME}: {fault}"
     runs_on = " Until then it runs on as it was." if facts.status in ("connected", "starting") else ""
     return Diagnosis(_with_full_stop(_line(cause)), _line(f"Fix {where}. {READ_AGAIN}.{runs_on}"))
+
+
+def _of_dead_node(facts: Facts) -> Diagnosis:
+    if facts.dead_node_holds_lease:
+        remedy = (
+            "Its fence was off when it died, so no other node takes its members. Start the runtime on that node again, "
+            f"or remove the node if it is gone for ever: manage.py remove_node {facts.dead_node}"
+        )
+    elif facts.has_local_state:
+        remedy = (
+            "Start the runtime on that node again, because the member keeps local state there. Without this data it "
+            "starts on another node if you force a move, or if you remove the node."
+        )
+    else:
+        remedy = (
+            "Another node takes the member over within about 10 s if it has the same files in the member's folder. "
+            "Otherwise start the runtime on that node again."
+        )
+    return Diagnosis(f"The node {facts.dead_node!r} that owns this member does not answer.", remedy)
 
 
 def _of_error(facts: Facts) -> Diagnosis:

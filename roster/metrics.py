@@ -11,7 +11,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from mcp_runtime.control.calls import call_counts, queue_depth
-from mcp_runtime.control.members import live_runtime, members_of_roster, true_status
+from mcp_runtime.control.members import members_of_roster, true_status
+from mcp_runtime.control.nodes import live_node_ids
 from mcp_runtime.security.access import Principal
 from roster.models import GuildMember
 
@@ -34,18 +35,18 @@ class HallCollector(Collector):
         self._principal = principal
 
     def collect(self) -> Iterator[Metric]:
-        runtime_is_alive = live_runtime() is not None
-        members = members_of_roster().only("name", "status", "manifest_error", "restarts_total")
+        live_ids = live_node_ids()
+        members = members_of_roster().only("name", "status", "manifest_error", "restarts_total", "node")
         rows = [row for row in members if self._principal.reaches(row.name)]
-        yield GaugeMetricFamily("guildhall_runtime_alive", "1 while a runtime holds the lease.", runtime_is_alive)
-        yield self._members(rows, runtime_is_alive=runtime_is_alive)
+        yield GaugeMetricFamily("guildhall_runtime_alive", "1 while a runtime holds the lease.", bool(live_ids))
+        yield self._members(rows, live_ids)
         yield self._restarts(rows)
         yield self._calls()
         yield self._queue()
 
-    def _members(self, rows: list[GuildMember], *, runtime_is_alive: bool) -> Metric:
+    def _members(self, rows: list[GuildMember], live_ids: frozenset[int]) -> Metric:
         metric = GaugeMetricFamily("guildhall_members", "Members by status.", labels=["status"])
-        counts = Counter(true_status(row, runtime_is_alive=runtime_is_alive) for row in rows)
+        counts = Counter(true_status(row, live_ids=live_ids) for row in rows)
         for status in GuildMember.Status.values:
             metric.add_metric([status], counts[status])
         return metric

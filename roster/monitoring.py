@@ -17,11 +17,11 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from rest_framework.request import Request
 
-from mcp_runtime.control.members import live_runtime
+from mcp_runtime.control.members import own_live_runtime
+from mcp_runtime.rows.database import hang_up, unpooled
 from mcp_runtime.security import access
 from roster.api.base import HallView
 from roster.api.permissions import principal_of
-from roster.database import hang_up, unpooled
 
 logger = logging.getLogger("guildhall.web")
 
@@ -38,12 +38,12 @@ def healthz(request: HttpRequest) -> HttpResponse:
 
 
 def readyz(request: HttpRequest) -> JsonResponse:
-    """200 if calls can run: database, broker (if there is one) and runtime answer. Otherwise 503.
+    """200 if calls can run: database, broker (if there is one) and this node's runtime answer. Otherwise 503.
 
     It answers within READY_SECONDS. What has not answered by then counts as unavailable.
     """
     deadline = time.monotonic() + READY_SECONDS
-    looks = [DATABASE_LOOK, BROKER_LOOK] if settings.REDIS_URL else [DATABASE_LOOK]
+    looks = [DATABASE_LOOK, BROKER_LOOK] if settings.BROKER_URL else [DATABASE_LOOK]
     answers = [look.begin() for look in looks]
     checks = {name: is_there for answer in answers for name, is_there in answer.result(deadline).items()}
     is_ready = all(checks.values())
@@ -94,7 +94,7 @@ def _database_and_runtime() -> dict[str, bool]:
     end = threading.Timer(LOOK_SECONDS, hang_up, [database])
     end.start()
     try:
-        return {"database": True, "runtime": live_runtime() is not None}
+        return {"database": True, "runtime": own_live_runtime() is not None}
     except (DatabaseError, InterfaceError):
         return {"database": False, "runtime": False}
     finally:
@@ -103,20 +103,35 @@ def _database_and_runtime() -> dict[str, bool]:
 
 
 def _broker() -> dict[str, bool]:
+    return {"broker": _answers_amqp() if settings.BROKER_URL.startswith("amqp") else _answers_redis()}
+
+
+def _answers_amqp() -> bool:
+    from kombu import Connection
+
+    timeouts = {"read_timeout": READY_SECONDS, "write_timeout": READY_SECONDS}
+    connection = Connection(settings.BROKER_URL, connect_timeout=READY_SECONDS, transport_options=timeouts)
+    with suppress(OSError, *connection.connection_errors), connection:
+        connection.connect()
+        return True
+    return False
+
+
+def _answers_redis() -> bool:
     import redis  # 6 MB that a hall without a broker does not need
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     # Without retries, the timeouts bound the check of a silent broker.
     client = redis.Redis.from_url(
-        settings.REDIS_URL,
+        settings.BROKER_URL,
         socket_connect_timeout=READY_SECONDS,
         socket_timeout=READY_SECONDS,
         retry=Retry(NoBackoff(), 0),
     )
     with suppress(redis.RedisError), client:
-        return {"broker": bool(client.ping())}
-    return {"broker": False}
+        return bool(client.ping())
+    return False
 
 
 DATABASE_LOOK = Look(_database_and_runtime, {"database": False, "runtime": False})

@@ -21,6 +21,7 @@ from pytest_django import DjangoDbBlocker
 
 from tests.support import machine
 from tests.support.machine import Stopwatch
+from tests.support.scheduling import pytest_xdist_make_scheduler  # noqa: F401  a hook
 
 # Ignored where a shell runs us in the background; what we start would inherit that, and be deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

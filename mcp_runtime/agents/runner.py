@@ -86,7 +86,7 @@ class AgentRunner:
         self._problem: str | None = None
         self._problem_checked_at = -math.inf
         self._last_sweep = -math.inf
-        self._due_messages = transitions.due_messages()
+        self._due_messages = transitions.due_messages(lease_id)
         self._stop_requests = transitions.stop_requests(lease_id)
         self._loop = threading.Thread(target=self._run, name="agents", daemon=True)
 
@@ -158,6 +158,7 @@ class AgentRunner:
                 run = self._runs.get(message_id)
             if run is not None:
                 run.stop_requested.set()
+        transitions.end_unserved_messages(self._lease_id)
         while self.claim_one():
             pass
 

@@ -17,11 +17,12 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, transaction
-from django.db.models import Exists, OuterRef, QuerySet
+from django.db import IntegrityError, connection, transaction
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models.functions import Now
 from django.utils import timezone
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import (
     AccessError,
@@ -32,10 +33,10 @@ from mcp_runtime.protocol.errors import (
     TokenError,
     UnknownAgentError,
 )
-from mcp_runtime.rows.lease import held_by
+from mcp_runtime.rows.lease import held_by, held_by_none
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Hall, Token
+from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Hall, Node, Token
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -51,12 +52,15 @@ MAX_QUEUED = 20  # messages to one agent
 MAX_EVENTS = 10_000
 PRUNE_BATCH = 50
 TOKEN_GRACE = timedelta(minutes=5)
+DEAD_SECONDS = 60.0  # since the last heartbeat of a node. A restart takes less
+_DEAD_NODE = "node '{node}', which has the files of the conversation, is not alive"
+_SPREAD = "the members of this direct agent are on several nodes; move them to one node, or use the gateway"
 
 
 # Create and find --------------------------------------------------------------------------------------------------
 
 
-def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", direct: bool, model: str) -> Agent:
+def create(members: Iterable[GuildMember], *, requester: Requester, name: str = "", direct: bool, model: str) -> Agent:
     """Create an agent with these members. Raises RequestRefusedError if it is not possible."""
     by_id = {member.pk: member for member in members}
     if not by_id:
@@ -76,9 +80,9 @@ def create(members: Iterable[GuildMember], *, caller: Caller, name: str = "", di
         name=name or _default_name(list(by_id.values())),
         direct=direct,
         model=model,
-        created_by=caller.user,
-        creator=caller.name,
-        made_with_id=caller.principal.token_id if caller.principal else None,
+        created_by=requester.user,
+        creator=requester.name,
+        made_with_id=requester.principal.token_id if requester.principal else None,
     )
     try:
         with transaction.atomic():
@@ -102,7 +106,7 @@ def find(name_or_id: str) -> Agent:
     return agent
 
 
-def queue(agent: Agent, prompt: Any, *, timeout: float, caller: Caller) -> AgentMessage:
+def queue(agent: Agent, prompt: Any, *, timeout: float, requester: Requester) -> AgentMessage:
     """Queue a message to the agent. Raises RequestRefusedError."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise RequestRefusedError("a message needs a prompt, a text that is not blank")
@@ -118,10 +122,10 @@ def queue(agent: Agent, prompt: Any, *, timeout: float, caller: Caller) -> Agent
         agent=agent,
         prompt=clean,
         timeout=timeout,
-        source=caller.source,
-        requested_by=caller.user,
-        requester=caller.name,
-        asked_with_id=caller.principal.token_id if caller.principal else None,
+        source=requester.source,
+        requested_by=requester.user,
+        requester=requester.name,
+        asked_with_id=requester.principal.token_id if requester.principal else None,
     )
 
 
@@ -142,20 +146,58 @@ def require_unneeded(member: GuildMember) -> None:
 # Claim, record, finish: for the runtime ---------------------------------------------------------------------------
 
 
-def due_messages() -> QuerySet[AgentMessage]:
-    """Messages that may run now, oldest first. Only the first message of each agent in which none is running."""
+def due_messages(lease_id: uuid.UUID) -> QuerySet[AgentMessage]:
+    """Messages that this runtime may run now, oldest first. Only the first one of each agent in which none is running.
+
+    The files of a conversation are on the node of its first message, so later messages run there too.
+    """
     earlier = AgentMessage.objects.filter(
         agent=OuterRef("agent"), status__in=AgentMessage.ACTIVE, pk__lt=OuterRef("pk")
     )
     running = AgentMessage.objects.filter(agent=OuterRef("agent"), status=Status.RUNNING)
-    return AgentMessage.objects.filter(~Exists(earlier), ~Exists(running), status=Status.QUEUED).order_by("id")
+    messages = AgentMessage.objects.filter(~Exists(earlier), ~Exists(running), status=Status.QUEUED).order_by("id")
+    if connection.vendor == "sqlite":  # the hall has one runtime
+        return messages
+    # A direct agent uses ports of its own machine. On another one these may be ports of members that it may not use.
+    elsewhere = GuildMember.objects.filter(agents=OuterRef("agent")).exclude(lease_id=lease_id)
+    messages = messages.filter(Q(agent__direct=False) | ~Exists(elsewhere))
+    return messages.filter(Q(agent__node=None) | Q(agent__node__lease_id=lease_id))
+
+
+def end_unserved_messages(lease_id: uuid.UUID) -> int:
+    """Change queued messages that no node may run to failed / unavailable after their timeout. Returns how many.
+
+    The node with the conversation has been dead for a minute, or a direct agent's members are not all on one node.
+    """
+    if connection.vendor == "sqlite":
+        return 0
+    is_dead = Q(agent__node__heartbeat_at__lt=Now() - timedelta(seconds=DEAD_SECONDS))
+    owners = GuildMember.objects.filter(agents=OuterRef("agent")).order_by().values("agents")
+    spread = Exists(owners.annotate(count=Count("lease_id", distinct=True)).filter(count__gt=1))
+    return _end_late(is_dead, _DEAD_NODE, lease_id) + _end_late(Q(agent__direct=True) & Q(spread), _SPREAD, lease_id)
+
+
+def _end_late(condition: Q, reason: str, lease_id: uuid.UUID) -> int:
+    """End the queued messages that match, and have waited for longer than their timeout."""
+    queued = AgentMessage.objects.filter(condition, status=Status.QUEUED).select_related("agent__node")
+    late = [row for row in queued if timezone.now() - row.queued_at > timedelta(seconds=row.timeout)]
+    count = 0
+    for message in late:
+        text = reason.format(node=message.agent.node)
+        count += refuse(message, Outcome.failed(ErrorKind.UNAVAILABLE, text), lease_id)
+    return count
 
 
 def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
     """Change a message from queued to running, once. Returns False if it was not queued any more."""
-    count = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
-        status=Status.RUNNING, started_at=timezone.now(), lease_id=lease_id
-    )
+    with transaction.atomic():
+        count = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
+            status=Status.RUNNING, started_at=timezone.now(), lease_id=lease_id
+        )
+        if count:
+            Agent.objects.filter(pk=message.agent_id).update(
+                node=Node.objects.filter(lease_id=lease_id).values("pk")[:1]
+            )
     return count == 1
 
 
@@ -242,7 +284,7 @@ def _principal_of_token(message: AgentMessage) -> Principal | None:
 
 def note_problem(problem: str, lease_id: uuid.UUID) -> None:
     """Note what this runtime lacks to run agents. Admin, REST and commands show it to users who queue messages."""
-    Hall.objects.filter(pk=1, lease_id=lease_id).update(agent_problem=problem)
+    Hall.objects.filter(held_by(lease_id), pk=1).update(agent_problem=problem)
 
 
 @dataclass(frozen=True)
@@ -290,9 +332,12 @@ def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcom
     return True
 
 
-def end_messages_of_other_leases(lease_id: uuid.UUID, reason: str) -> int:
-    """Change running messages with another lease than `lease_id` to failed / lost. Returns how many."""
-    running = AgentMessage.objects.filter(held_by(lease_id), status=Status.RUNNING).exclude(lease_id=lease_id)
+def end_lost_messages(lease_id: uuid.UUID, reason: str) -> int:
+    """Change running messages whose lease no node has to failed / lost. Returns how many.
+
+    The runtime with `lease_id` does this for the whole hall.
+    """
+    running = AgentMessage.objects.filter(held_by(lease_id), held_by_none(), status=Status.RUNNING)
     count = 0
     for message in running:
         count += _finish(running.filter(pk=message.pk), message, Outcome.failed(ErrorKind.LOST, reason))

@@ -159,7 +159,7 @@ class Dispatcher:
         while self._is_claiming and (free_slots := self._concurrency - len(self._running)) > 0:
             size = min(free_slots, CLAIM_BATCH)
             old_exclusion_count = self._exclusion_count
-            rows = statements.find_queued(self._slots.exclusions(self._waiting_calls.members), size)
+            rows = statements.find_queued(self._lease_id, self._slots.exclusions(self._waiting_calls.members), size)
             candidates = self._select_candidates(rows)
             calls = self._claim(candidates)
             for call, member in in_turn(calls, lambda pair: requester_of(pair[0])):
@@ -188,7 +188,11 @@ class Dispatcher:
             if member is None:
                 self._waiting_calls.add_member(row.member_id)
             elif self._slots.try_reserve(row):
-                candidates.append((row, member))
+                if member.is_leaving:  # since a moment ago. Who moves it counts the reserved slots from then on
+                    self._slots.release(row)
+                    self._waiting_calls.add_member(row.member_id)
+                else:
+                    candidates.append((row, member))
         return candidates
 
     def _claim(self, candidates: list[tuple[Call, LiveMember]]) -> list[tuple[Call, LiveMember]]:
@@ -289,7 +293,7 @@ class Dispatcher:
 
     def end_lost_and_strays(self) -> None:
         """End running calls that no thread runs: those of other leases as `lost`, strays as `unavailable`."""
-        transitions.end_calls_of_other_leases(self._lease_id, transitions.RUNTIME_ENDED)
+        transitions.end_lost_calls(self._lease_id, transitions.RUNTIME_ENDED)
         own_rows = Call.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
         strays = {call.pk: call for call in own_rows if call.pk not in self._running}
         for pk in self._strays & set(strays):  # strays in this search and in the last one

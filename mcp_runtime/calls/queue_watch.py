@@ -44,7 +44,7 @@ class QueueWatch:
         self._has_queue_change = True
         self._last_sweep = -math.inf
         self._last_work = 0.0
-        self._unfulfilled_members = unfulfilled()
+        self._unfulfilled_members = unfulfilled(lease_id)
         self._queued_calls = active_calls(Status.QUEUED)
         self._cancellations = cancellations(lease_id)
         self._changes: SqliteChanges | None = None

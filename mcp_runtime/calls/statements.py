@@ -20,7 +20,7 @@ from django.utils import timezone
 from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.compiled_queries import CompiledQuery
 from mcp_runtime.security.limits import Owner
-from roster.models import Call, Hall
+from roster.models import Call, GuildMember, Node
 
 Status = Call.Status
 
@@ -34,10 +34,19 @@ _COLUMNS = tuple(name for name, field in _FIELDS.items() if not field.primary_ke
 _IS_ACTIVE = RawSQL(f"{_TABLE}.status IN ('queued', 'running')", (), BooleanField())  # noqa: S611 - a constant
 
 # Conditions of `end`. The id of the lease is the parameter of those that name one.
-HOLDS_LEASE = f"EXISTS (SELECT 1 FROM {Hall._meta.db_table} WHERE id = 1 AND lease_id = %s)"  # noqa: S608 - a constant
+HOLDS_LEASE = f"EXISTS (SELECT 1 FROM {Node._meta.db_table} WHERE lease_id = %s)"  # noqa: S608 - a constant
+# The lock lasts until the claim is committed. So a claim and a change of the owner never overlap. It must not be FOR
+# SHARE, which waits for every change of the member's row, and could deadlock with a sync of the folder.
+_OWNS_MEMBER = (
+    f"EXISTS (SELECT 1 FROM {GuildMember._meta.db_table} AS member "  # noqa: S608 - a constant
+    f"WHERE member.id = {_TABLE}.member_id AND member.lease_id = %s{{lock}})"
+)
 QUEUED = "status = 'queued'"
 RUNNING_UNDER_LEASE = "status = 'running' AND lease_id = %s"
-RUNNING_UNDER_OTHER_LEASE = "status = 'running' AND (lease_id IS NULL OR lease_id <> %s)"
+RUNNING_UNDER_NO_LEASE = (
+    "status = 'running' AND NOT EXISTS "  # noqa: S608 - a constant
+    f"(SELECT 1 FROM {Node._meta.db_table} AS node WHERE node.lease_id = {_TABLE}.lease_id)"
+)
 
 
 def active_calls(*statuses: Call.Status) -> QuerySet[Call]:
@@ -80,14 +89,14 @@ class Exclusions:
     requesters: frozenset[tuple[Owner, frozenset[int] | None]] = frozenset()
 
 
-def find_queued(exclusions: Exclusions, limit: int) -> list[Call]:
-    """Return the oldest queued calls, at most `limit`, with the columns that the dispatcher reads."""
-    return _queue_query(exclusions).read(limit=limit)
+def find_queued(lease_id: uuid.UUID, exclusions: Exclusions, limit: int) -> list[Call]:
+    """Return the oldest queued calls of own members, at most `limit`, with the columns that the dispatcher reads."""
+    return _queue_query(lease_id, exclusions).read(limit=limit)
 
 
 @lru_cache(MAX_CACHED_STATEMENTS)
-def _queue_query(exclusions: Exclusions) -> CompiledQuery[Call]:
-    rows = active_calls(Status.QUEUED).exclude(member_id__in=exclusions.members)
+def _queue_query(lease_id: uuid.UUID, exclusions: Exclusions) -> CompiledQuery[Call]:
+    rows = active_calls(Status.QUEUED).filter(member__lease_id=lease_id).exclude(member_id__in=exclusions.members)
     for (user_id, token_id), members in list(exclusions.requesters)[:MAX_REQUESTERS]:
         condition = {} if members is None else {"member_id__in": members}
         rows = rows.exclude(requested_by_id=user_id, token=token_id, **condition)
@@ -102,9 +111,13 @@ def _queue_query(exclusions: Exclusions) -> CompiledQuery[Call]:
 
 
 def claim(ids: list[int], lease_id: uuid.UUID) -> int:
-    """Change these calls from queued to running, if the lease is held. Return how many were still queued."""
+    """Change these calls from queued to running, if this runtime owns their member. Return how many it changed."""
     changes = {"status": Status.RUNNING, "started_at": timezone.now(), "lease_id": lease_id}
-    return _update(changes, len(ids), f"{QUEUED} AND {HOLDS_LEASE}", ids, (lease_id,))
+    return _update(changes, len(ids), f"{QUEUED} AND {_owns_member(connection.vendor)}", ids, (lease_id,))
+
+
+def _owns_member(vendor: str) -> str:
+    return _OWNS_MEMBER.format(lock=" FOR KEY SHARE" if vendor == "postgresql" else "")
 
 
 def end(pk: int, changes: dict[str, Any], condition: str, *leases: uuid.UUID) -> bool:

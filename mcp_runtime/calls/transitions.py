@@ -27,7 +27,7 @@ from mcp_runtime.calls.statements import (
     HOLDS_LEASE,
     QUEUED,
     RUNNING_UNDER_LEASE,
-    RUNNING_UNDER_OTHER_LEASE,
+    RUNNING_UNDER_NO_LEASE,
     active_calls,
 )
 from mcp_runtime.client import quick_json
@@ -50,6 +50,7 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.changes import CALL_ENDED, notify
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
+from mcp_runtime.rows.lease import held_by_none
 from mcp_runtime.schemas import schema_work, secrets, validation
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
@@ -65,7 +66,7 @@ RUNTIME_ENDED = "the runtime ended during the call; the call is not repeated aut
 
 
 @dataclass(frozen=True)
-class Caller:
+class Requester:
     """Who makes a call, and from which source. Without a user it is the operator, at the command line."""
 
     source: Call.Source
@@ -93,7 +94,7 @@ class Caller:
 
 
 def queue(
-    *, member_name: str, tool_name: str, arguments: Any, caller: Caller, idempotency_key: str | None = None
+    *, member_name: str, tool_name: str, arguments: Any, requester: Requester, idempotency_key: str | None = None
 ) -> tuple[Call, bool]:
     """Create the row of a call. Return the call, and whether this request created it.
 
@@ -104,9 +105,9 @@ def queue(
     schema of the tool, or if the key was used for another call. Raises AccessError if the principal may not call the
     tool.
     """
-    principal = caller.current_principal()
+    principal = requester.current_principal()
     access.require_invoke(principal, member_name, tool_name)
-    if idempotency_key is not None and (first := _first_call(caller, principal, idempotency_key)):
+    if idempotency_key is not None and (first := _first_call(requester, principal, idempotency_key)):
         _require_same_call(first, member_name, tool_name, arguments)
         return first, False
     tool, schema = callable_tool(member_name, tool_name)
@@ -119,10 +120,10 @@ def queue(
         tool_name=tool.name,
         arguments=arguments,
         timeout=member.timeout_of(tool.name),
-        source=caller.source,
-        requested_by=caller.user,
+        source=requester.source,
+        requested_by=requester.user,
         token_id=principal.token_id,
-        requester=caller.name,
+        requester=requester.name,
         secret_paths=secret_paths,
         idempotency_key=idempotency_key,
     )
@@ -133,7 +134,7 @@ def queue(
         with transaction.atomic():
             statements.insert(call)
     except IntegrityError:
-        first = _first_call(caller, principal, idempotency_key)
+        first = _first_call(requester, principal, idempotency_key)
         if first is None:
             raise
         _require_same_call(first, member_name, tool_name, arguments)
@@ -141,15 +142,15 @@ def queue(
     return call, True
 
 
-def _first_call(caller: Caller, principal: Principal, key: str) -> Call | None:
+def _first_call(requester: Requester, principal: Principal, key: str) -> Call | None:
     """Return the call that this principal made with this key.
 
     Tokens of one user do not share keys. A token with fewer rights must not see the result of a call of a token with
     more rights.
     """
-    if caller.user is None:
+    if requester.user is None:
         return None
-    rows = Call.objects.filter(requested_by=caller.user, token=principal.token_id, idempotency_key=key)
+    rows = Call.objects.filter(requested_by=requester.user, token=principal.token_id, idempotency_key=key)
     return rows.select_related("member").first()
 
 
@@ -329,14 +330,17 @@ def _finish(call: Call, outcome: Outcome, condition: str, *lease_ids: uuid.UUID)
     return True
 
 
-def end_calls_of_other_leases(lease_id: uuid.UUID, message: str) -> int:
-    """Change the status from running to failed / lost, for calls that run under any other lease. Return how many."""
-    rows = active_calls(Status.RUNNING).exclude(lease_id=lease_id)
+def end_lost_calls(lease_id: uuid.UUID, message: str) -> int:
+    """Change the status from running to failed / lost, for calls whose lease no node has. Return how many.
+
+    The runtime with `lease_id` does this for the whole hall.
+    """
+    rows = active_calls(Status.RUNNING).filter(held_by_none())
     count = 0
     for call in rows.select_related("member"):
         text = f"tool {call.tool_name!r} of member {call.member.name!r}: {message}"
         outcome = Outcome.failed(ErrorKind.LOST, text)
-        count += _finish(call, outcome, f"{RUNNING_UNDER_OTHER_LEASE} AND {HOLDS_LEASE}", lease_id, lease_id)
+        count += _finish(call, outcome, f"{RUNNING_UNDER_NO_LEASE} AND {HOLDS_LEASE}", lease_id)
     return count
 
 

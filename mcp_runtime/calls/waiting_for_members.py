@@ -6,7 +6,8 @@ import time
 import uuid
 from collections.abc import Callable
 
-from django.db import transaction
+from django.db import connection, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from mcp_runtime.calls import transitions
@@ -14,9 +15,11 @@ from mcp_runtime.calls.statements import active_calls
 from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
+from mcp_runtime.rows.lease import held_by_none
 from roster.models import Call, GuildMember
 
 MAX_CHECKED_CALLS = 500  # of one member, at each check
+MAX_CHECKED_MEMBERS = 100  # of those without a runtime, at each check
 
 Status = Call.Status
 
@@ -62,12 +65,14 @@ class WaitingCalls:
 
     def check(self) -> None:
         """Check all waiting calls. Each waits on, has its member started, or fails as `unavailable`."""
+        self._members |= members_without_runtime()
         if not self._members:
             self._queue_times.clear()
             return
         members, self._members = self._members, set()
         queue_times, self._queue_times = self._queue_times, {}
-        for member in GuildMember.objects.filter(pk__in=members):
+        rows = GuildMember.objects.filter(pk__in=members)
+        for member in rows.filter(Q(lease_id=self._lease_id) | held_by_none()):  # other nodes check the others
             if self._lifecycle.connected_member(member.pk):
                 self._notify_queue()
             elif self._check_calls_of(member, queue_times):
@@ -95,3 +100,14 @@ class WaitingCalls:
             for call, text in refusals:
                 transitions.refuse(call, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
         return bool(rows)
+
+
+def members_without_runtime() -> set[int]:
+    """Members with queued calls whose node has no runtime. Every node checks these calls, so none waits for ever.
+
+    With SQLite the only runtime owns all members.
+    """
+    if connection.vendor == "sqlite":
+        return set()
+    queued_calls = active_calls(Status.QUEUED).filter(held_by_none("member__lease_id")).order_by()
+    return set(queued_calls.values_list("member_id", flat=True).distinct()[:MAX_CHECKED_MEMBERS])

@@ -44,7 +44,7 @@ SECRET_NAME = re.compile(
 REFERENCE = re.compile(r"\$\{(?:env:([A-Za-z_][A-Za-z0-9_]*)|file:([^{}]+))\}")
 # The hall's settings, the password of its database, and the keys of its agents: never sent to a server.
 OWN_VARIABLE = re.compile(
-    r"GUILD_HALL_.*|DATABASE_URL|REDIS_URL|PG[A-Z]+|ANTHROPIC_API_KEY|ANTHROPIC_AUTH_TOKEN|CLAUDE_CODE_OAUTH_TOKEN"
+    r"GUILD_HALL_.*|DATABASE_URL|REDIS_URL|CELERY_BROKER_URL|PG[A-Z]+|ANTHROPIC_API_KEY|ANTHROPIC_AUTH_TOKEN|CLAUDE_CODE_OAUTH_TOKEN"
 )
 # The kernel shows processes here, with their environment.
 KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))

@@ -3,6 +3,7 @@
 members      start, stop, restart, refresh, enable, disable, reserve; tools; the roster as readers see it
 calls        queue, cancel, wait for; arguments without secrets; statistics
 agents       agents and their transcripts
+nodes        the machines that run the hall, and their load
 tokens       create a token with at most the creator's rights; revoke it with its calls
 notify       notify the runtime of changed rows, through the broker if there is one
 

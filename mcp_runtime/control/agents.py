@@ -11,7 +11,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from mcp_runtime.agents import setup, transitions
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.members import (
     find_member,
     live_runtime,
@@ -20,6 +20,7 @@ from mcp_runtime.control.members import (
     set_desired_state,
     start_member,
 )
+from mcp_runtime.control.nodes import read_liveness
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import AgentUnavailableError, UnknownMemberError
 from mcp_runtime.security import access
@@ -27,15 +28,15 @@ from roster.models import Agent, AgentEvent, AgentMessage, GuildMember, Hall
 
 
 def create_agent(
-    member_names: Sequence[str], *, caller: Caller, name: str = "", direct: bool = False, model: str = ""
+    member_names: Sequence[str], *, requester: Requester, name: str = "", direct: bool = False, model: str = ""
 ) -> Agent:
     """Create an agent, and start its members. Raises RequestRefusedError, AccessError."""
-    principal = caller.current_principal()
+    principal = requester.current_principal()
     members = [find_member(member_name) for member_name in dict.fromkeys(member_names)]
     for row in members:
         access.require_use(principal, row.name)
         require_startable(row)
-    agent = transitions.create(members, caller=caller, name=name, direct=direct, model=model)
+    agent = transitions.create(members, requester=requester, name=name, direct=direct, model=model)
     for row in members:
         start_member(row)
     return agent
@@ -46,14 +47,14 @@ def find_agent(name_or_id: str) -> Agent:
     return transitions.find(name_or_id)
 
 
-def queue_message(agent: Agent, prompt: Any, *, caller: Caller, timeout: float | None = None) -> AgentMessage:
+def queue_message(agent: Agent, prompt: Any, *, requester: Requester, timeout: float | None = None) -> AgentMessage:
     """Queue a prompt to the agent, and start its members.
 
     Raises RequestRefusedError, or its subclass AgentUnavailableError if no agent can run.
     """
     if problem := agent_problem():
         raise AgentUnavailableError(f"no agent can run: {problem}")
-    principal = caller.current_principal()
+    principal = requester.current_principal()
     members = list(agent.members.all())
     for row in members:
         access.require_use(principal, row.name)
@@ -61,7 +62,9 @@ def queue_message(agent: Agent, prompt: Any, *, caller: Caller, timeout: float |
             raise UnknownMemberError(f"member {row.name!r} of agent {agent.name!r} is gone from the roster")
         require_enabled(row)
     with transaction.atomic():  # nothing may see the message before the desired state of its members
-        message = transitions.queue(agent, prompt, timeout=timeout or settings.GUILD_HALL_AGENT_TIMEOUT, caller=caller)
+        message = transitions.queue(
+            agent, prompt, timeout=timeout or settings.GUILD_HALL_AGENT_TIMEOUT, requester=requester
+        )
         for row in members:
             if row.desired_state != GuildMember.DesiredState.RUNNING:
                 set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING)
@@ -88,6 +91,21 @@ def agent_problem() -> str:
     if live_runtime() is None:
         return setup.problem(os.environ)
     return Hall.objects.values_list("agent_problem", flat=True).get(pk=1)
+
+
+def wait_note(row: Agent) -> str:
+    """A sentence if the agent's messages wait for a node that is not alive. Otherwise empty.
+
+    The files of a conversation are on the node of its first message, and no other node can continue it.
+    """
+    is_queued = any(message.status == AgentMessage.Status.QUEUED for message in row.messages.all())
+    if row.node_id is None or not is_queued:
+        return ""
+    liveness = read_liveness()
+    if row.node_id in liveness.live_ids or not liveness.has_several_nodes:
+        return ""
+    name = liveness.nodes[row.node_id].name
+    return f"The message waits for node {name!r}, which has the files of the conversation. That node is not alive."
 
 
 def transcript(row: Agent, after: int = 0, *, message: AgentMessage | None = None) -> QuerySet[AgentEvent]:

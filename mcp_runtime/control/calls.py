@@ -10,7 +10,7 @@ from django.db.models import Count, Subquery
 
 from mcp_runtime.calls import statistics, transitions, waiting
 from mcp_runtime.calls.statements import active_calls
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.members import set_desired_state
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol import mcp
@@ -23,14 +23,14 @@ MAX_COMPARED = 1000
 
 
 def queue_call(
-    member_name: str, tool_name: str, arguments: Any, *, caller: Caller, idempotency_key: str | None = None
+    member_name: str, tool_name: str, arguments: Any, *, requester: Requester, idempotency_key: str | None = None
 ) -> tuple[Call, bool]:
     """Queue one call (see `transitions.queue`). It is accepted even if no runtime is alive, and waits for one."""
     call, created = transitions.queue(
         member_name=member_name,
         tool_name=tool_name,
         arguments=arguments,
-        caller=caller,
+        requester=requester,
         idempotency_key=idempotency_key,
     )
     if created:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from django.db.models.functions import Cast
 from django.utils import timezone
 
 from mcp_runtime.agents import transitions
+from mcp_runtime.control.nodes import read_liveness
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.members import discovery, logs
 from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.rows import lease
-from roster.models import GuildMember, Hall, Tool
+from roster.models import GuildMember, Hall, Node, Tool
 
 
 def find_member(name: str) -> GuildMember:
@@ -165,8 +166,19 @@ def visible_tools() -> Q:
 
 
 def live_runtime() -> lease.Holder | None:
-    """The runtime that is alive, or None."""
-    return lease.live_holder()
+    """A runtime that is alive, or None if no node is alive."""
+    return read_liveness().holder
+
+
+def own_live_runtime() -> lease.Holder | None:
+    """The runtime of this machine's node, or None if it is not alive.
+
+    A machine that runs only the web has no node. Then it is a runtime of any node.
+    """
+    holder = lease.live_holder()
+    if holder is None and not Node.objects.filter(name=settings.GUILD_HALL_NODE).exists():
+        return live_runtime()
+    return holder
 
 
 def await_heartbeat(say: Callable[[str], None]) -> lease.Holder | None:
@@ -174,20 +186,52 @@ def await_heartbeat(say: Callable[[str], None]) -> lease.Holder | None:
     return lease.await_heartbeat(say)
 
 
-def true_status(row: GuildMember, *, runtime_is_alive: bool) -> str:
-    """The true status. Without a live runtime no member is connected. A folder that cannot be used is an error."""
-    if row.manifest_error and (not runtime_is_alive or row.status == GuildMember.Status.DISCONNECTED):
+def true_status(row: GuildMember, *, live_ids: Collection[int]) -> str:
+    """The true status. `live_ids` are the ids of the live nodes.
+
+    A member whose node is not alive is not connected. A folder that cannot be used is an error.
+    """
+    has_runtime = row.node_id in live_ids
+    if row.manifest_error and (not has_runtime or row.status == GuildMember.Status.DISCONNECTED):
         return GuildMember.Status.ERROR.value
-    return str(row.status) if runtime_is_alive else GuildMember.Status.DISCONNECTED.value
+    return str(row.status) if has_runtime else GuildMember.Status.DISCONNECTED.value
 
 
-def true_row(row: GuildMember, *, runtime_is_alive: bool) -> GuildMember:
-    """The row as it is true now. Never save it. Its data about the process end with the runtime."""
-    row.status = true_status(row, runtime_is_alive=runtime_is_alive)
-    if not runtime_is_alive:
+def true_row(row: GuildMember, *, live_ids: Collection[int]) -> GuildMember:
+    """The row as it is true now. Never save it. Its data about the process end with the runtime of its node."""
+    row.status = true_status(row, live_ids=live_ids)
+    if row.node_id not in live_ids:
         row.warnings = []
         row.pid = row.started_at = row.next_restart_at = row.no_answer_since = None
     return row
+
+
+def folder_notes(row: GuildMember) -> list[str]:
+    """Sentences about the living nodes that lack the member's folder or have other files of it.
+
+    Empty in a hall with one node. Nodes without the member's labels do not need its folder.
+    """
+    nodes = list(Node.objects.all())
+    if not lease.is_shared(nodes):
+        return []
+    owner = next((node for node in nodes if node.pk == row.node_id), None)
+    living = [node for node in nodes if node.lease_id is not None]
+    concerned = [node for node in living if node == owner or row.node_labels <= set(node.labels)]
+    return [note for node in concerned if (note := _folder_note(row, node, owner))]
+
+
+def _folder_note(row: GuildMember, node: Node, owner: Node | None) -> str:
+    digest = node.folders.get(row.name)
+    if digest is None:
+        return f"The folder of {row.name!r} is missing on node {node.name!r}."
+    if node == owner or owner is None or not row.digest or digest == row.digest:
+        return ""
+    if not digest:
+        return f"The folder of {row.name!r} on node {node.name!r} is too large or has a faulty manifest."
+    return (
+        f"Node {node.name!r} has other files of {row.name!r} than node {owner.name!r}, which runs it. It cannot take "
+        "over the member until the files are equal."
+    )
 
 
 def members_of_roster() -> QuerySet[GuildMember]:
@@ -198,6 +242,15 @@ def members_of_roster() -> QuerySet[GuildMember]:
 def log_tail(row: GuildMember, lines: int) -> list[str]:
     """The last `lines` lines of the member's log, oldest first."""
     return logs.tail(_log_of(row), lines)
+
+
+def log_note(row: GuildMember) -> str:
+    """A sentence that names the node with the member's log, if it is not this machine's. Otherwise empty."""
+    names = dict(Node.objects.values_list("pk", "name"))
+    owner = names.get(row.node_id or 0)
+    if owner is None or owner == settings.GUILD_HALL_NODE or not lease.is_shared(names):
+        return ""
+    return f"The log of {row.name!r} is on node {owner!r}, which runs it."
 
 
 def log_after(row: GuildMember, cursor: str, lines: int) -> logs.Part:

@@ -1,8 +1,9 @@
-"""Write the calls that agents made through the gateway to the database.
+"""Write the calls that clients made through the gateway to the database.
 
-A background thread writes them in batches, so no call waits for the database. The gateway records a call after it
-ended, so calls that end shortly before a SIGKILL are lost. When the database fails, the thread keeps the calls and
-tries again. When too many calls wait, it drops the oldest call of the user and token with the most, and logs how many.
+A background thread writes their records in batches, so no call waits for the database. It writes a record after the end
+of the call, so the records of calls that end shortly before a SIGKILL are lost. When the database fails, the thread
+keeps the records and tries again. When there are too many, or too many bytes, it drops the oldest one of the largest
+token of the user who has the most, and logs how many it dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from msgspec import Raw
 from mcp_runtime.calls.transitions import Outcome
 from mcp_runtime.gateway import call_rows, envelope
 from mcp_runtime.gateway.call_rows import Row
-from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.programs import NAMELESS, Program, Programs
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import (
@@ -48,25 +48,25 @@ logger = logging.getLogger("guildhall.gateway")
 Status = Call.Status
 
 SOURCE = Call.Source.GATEWAY.value
-WRITE_SECONDS = 0.25  # to collect calls for one batch
-IDLE_WRITE_SECONDS = 2.0  # without calls: client programs are written from time to time, not with each call
+WRITE_SECONDS = 0.25  # in which calls are collected for one batch
+IDLE_WRITE_SECONDS = 2.0  # the longest wait without calls, because client programs are written from time to time
 RETRY_SECONDS = 0.2  # between two attempts to write the same calls
-GIVE_UP_SECONDS = 600.0  # after which a batch is dropped: its calls may be at fault, and others wait
-LOCK_SECONDS = 0.4  # to wait for SQLite's write lock at once, so that a stop is noticed
+GIVE_UP_SECONDS = 600.0  # then a batch is dropped. Its rows may cause the error, and other calls wait
+LOCK_SECONDS = 0.4  # the longest single wait for SQLite's write lock. A stop is noticed between two waits
 STOP_SECONDS = 1.0  # for all remaining calls. After a failure in the second half there is no further attempt
 BATCH = 500
 MAX_WAITING = 20_000
 MAX_WAITING_BYTES = 64_000_000  # of requests and responses
-LARGE = 65_536  # bytes of a request. Above this, only the stored part of its arguments is encoded
+LARGE = 65_536  # bytes of a request. Above this, only the stored part of its arguments is encoded, if it has no secrets
 CUT = mcp.CUT
-# CPU time to search the arguments of one call for secrets. All other calls wait for it, and the search in paced steps
-# takes four times as long.
+# CPU time to search the arguments of one call for secrets. All other records wait for it. The search pauses between its
+# steps, so it takes four times as long by the clock.
 SECRETS_SECONDS = 0.1
 
 
 @dataclass(eq=False, slots=True)
 class FinishedCall:
-    """One call in progress. Only its first end counts. Later ones are ignored."""
+    """One call, from its start until it is written. Only its first end counts. Later ones are ignored."""
 
     recorder: Recorder
     member_id: int
@@ -116,12 +116,19 @@ class FinishedCall:
 
 
 class _Result(msgspec.Struct):
-    """The only part of a result that is decoded, whatever its size."""
+    """The part of a result that is always decoded. The rest is decoded only if the result is small."""
 
     isError: Raw = Raw(b"false")
 
 
-_RESULT = msgspec.json.Decoder(_Result)
+class _Response(msgspec.Struct):
+    """A response that was already read and encoded again. So it needs no second check."""
+
+    result: Raw = Raw()
+    error: Raw = Raw()
+
+
+_RESULT, _RESPONSE = msgspec.json.Decoder(_Result), msgspec.json.Decoder(_Response)
 
 
 @dataclass(slots=True)
@@ -236,7 +243,7 @@ class Recorder:
             while self._queue and not self._has_given_up:
                 calls = self._next_batch()
                 self._may_query = True
-                for call in calls:  # here, so that dropped calls do not count
+                for call in calls:  # not in `put`, because dropped calls do not count for their program
                     self.programs.note(call.principal.owner, call.program, calls=1)
                 self._write_batch(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
                 give_connection_back()
@@ -331,27 +338,30 @@ class Recorder:
 
     def _outcome(self, call: FinishedCall) -> tuple[Outcome, str | None, str | None]:
         """Return the outcome in the response, and the stored parts of its result and error data as JSON."""
-        try:
-            answer = envelope.read_opened(call.body)
-            if (error := answer.remote_error()) is not None:
-                raise error
-        except RemoteError as error:
-            outcome = Outcome.of_error(error, member=call.member, tool=call.tool)
-            return outcome, None, outcome.error_data if len(outcome.error_data or "") <= self._max_bytes else None
-        except ProtocolError as error:
-            return Outcome.of_error(error, member=call.member, tool=call.tool), None, None
-        is_error = answer.result is not None and _RESULT.decode(answer.result).isError == Raw(b"true")
-        result, encoded = self._stored_result(answer, is_error)
+        raw_result = _result_of(call.body)
+        if raw_result is None:
+            try:
+                answer = envelope.read_opened(call.body)
+                if (error := answer.remote_error()) is not None:
+                    raise error
+            except RemoteError as error:
+                outcome = Outcome.of_error(error, member=call.member, tool=call.tool)
+                return outcome, None, outcome.error_data if len(outcome.error_data or "") <= self._max_bytes else None
+            except ProtocolError as error:
+                return Outcome.of_error(error, member=call.member, tool=call.tool), None, None
+            raw_result = answer.result or Raw()
+        is_error = bool(raw_result) and _RESULT.decode(raw_result).isError == Raw(b"true")
+        result, encoded = self._stored_result(raw_result, is_error)
         return self._outcome_of_result(call, result, encoded, is_error=is_error)
 
-    def _stored_result(self, answer: Message, is_error: bool) -> tuple[dict[str, Any], str]:
+    def _stored_result(self, raw_result: Raw, is_error: bool) -> tuple[dict[str, Any], str]:
         """Return a result and the stored part of its JSON. The result is empty if it cannot be decoded."""
-        data = bytes(answer.result or b"")
+        data = bytes(raw_result)
         try:
-            result: dict[str, Any] = envelope.small(answer.result)
+            result: dict[str, Any] = envelope.small(raw_result)
         except ProtocolError:
             return {}, self._truncated_result(data[: self._max_bytes].decode("utf-8", "replace"), len(data), is_error)
-        encoded = jsonrpc.encode(result).decode()
+        encoded = envelope.encode(result).decode()
         if len(encoded) > self._max_bytes:
             encoded = self._truncated_result(mcp.text_of(result)[: self._max_bytes], len(encoded), is_error)
         return result, encoded
@@ -398,7 +408,7 @@ class Recorder:
         if schema is None and not is_large:
             schema = self._current_schema(call)
         if is_large and schema != "":
-            # Do not store it: the search for secrets would take long, and the event loop waits for the interpreter.
+            # Do not store it. The search for secrets would take long, and the event loop could not run meanwhile.
             return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), []
         # Most schemas mark no secrets, and the search takes as long as everything else together.
         paths: list[list[str | int]] = []
@@ -408,7 +418,7 @@ class Recorder:
         elif schema is None and arguments:
             paths = secrets.EVERYWHERE
         masked = secrets.mask(arguments, paths) if paths else arguments
-        encoded = jsonrpc.beginning(masked, self._max_bytes) if is_large else jsonrpc.encode(masked)
+        encoded = jsonrpc.beginning(masked, self._max_bytes) if is_large else envelope.encode(masked)
         if len(encoded) <= self._max_bytes and jsonrpc.is_unstorable(encoded):
             encoded = jsonrpc.encode(jsonrpc.storable(masked))
         if len(encoded) <= self._max_bytes:
@@ -416,6 +426,20 @@ class Recorder:
         beginning = encoded[: self._max_bytes].decode("utf-8", "replace")
         size = call.size if is_large else len(encoded)
         return jsonrpc.encode({CUT: {"bytes": size, "beginning": beginning}}).decode(), paths
+
+
+def _result_of(body: bytes) -> Raw | None:
+    """Return the result in a short response. None for any other body, which `envelope` must read.
+
+    The gateway has read the response before, and has encoded it again.
+    """
+    if len(body) > envelope.MAX_SMALL:
+        return None
+    try:
+        response = _RESPONSE.decode(body)
+    except msgspec.MsgspecError:
+        return None
+    return response.result if response.result and not response.error else None
 
 
 def _datetime_of(seconds: float) -> datetime:

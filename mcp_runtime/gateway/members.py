@@ -142,5 +142,7 @@ class Members:
         """Return why waiting is useless, and why the member failed if it is in ERROR. Both texts may be empty."""
         self._availability.ask_for_start(member_id)
         row = GuildMember.objects.get(pk=member_id)
+        if node := self._availability.other_node(row):
+            return f"it runs on node {node!r}. Use the gateway of that node, or queue the call", ""
         last_reason = row.last_reason if row.status == GuildMember.Status.ERROR else ""
         return self._availability.no_use_waiting(row, started_at, deadline), last_reason

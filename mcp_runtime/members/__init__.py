@@ -1,6 +1,8 @@
 """Guild members: from a folder with a manifest to a process that is watched, connected and restarted.
 
 manifest, discovery       guild-member.json, and the rows of all members
+disk, folders             several nodes: what this machine's members folder decides, and the digests of its folders
+handover, moves           several nodes: the members that this one takes, and those that it gives to others
 process, output, ports    one process group, its output, and its port; no Django
 logs                      reads a member's log
 status                    the only writer of a member's status

@@ -56,7 +56,7 @@ class Announcements:
         threading.Thread(target=self._listen, args=(member,), name=f"listen-{member.name}", daemon=True).start()
 
     def _listen(self, member: LiveMember) -> None:
-        while self._members.connected_member(member.member_id) is member:
+        while self._members.holds(member) and not member.stop_requested.is_set():
             began_at = time.monotonic()
             try:
                 member.client.listen(member.listening, LISTEN_SECONDS)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.restarts import is_tried_slowly
-from roster.models import GuildMember
+from roster.models import GuildMember, Node
 
 Status = GuildMember.Status
 DesiredState = GuildMember.DesiredState
@@ -30,9 +30,9 @@ class Availability:
             self._wake_supervisor()
 
     def no_use_waiting(self, member: GuildMember, since: float, deadline: float) -> str:
-        """Why the member will not start for a call that waits from `since` until `deadline`. Empty while it may.
+        """The reason why the member will not start for a call that waits from `since` until `deadline`.
 
-        Both are moments of `time.monotonic()`.
+        It is empty if the member may still start. `since` and `deadline` are moments of `time.monotonic()`.
         """
         self._lifecycle.awaited_ids.add(member.pk)
         if member.removed_at:
@@ -44,6 +44,12 @@ class Availability:
         if member.status == Status.ERROR and member.desired_state == DesiredState.RUNNING:
             return self._no_use_in_error(member, since, deadline)
         return f"it was not connected within {deadline - since:.6g} s" if time.monotonic() > deadline else ""
+
+    def other_node(self, member: GuildMember) -> str:
+        """The name of the other node whose runtime owns the member now. Empty if there is none."""
+        if member.lease_id in (None, self._lifecycle.lease_id):
+            return ""
+        return Node.objects.filter(lease_id=member.lease_id).values_list("name", flat=True).first() or ""
 
     def _no_use_in_error(self, member: GuildMember, since: float, deadline: float) -> str:
         restarts = self._lifecycle.restarts

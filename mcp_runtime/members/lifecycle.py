@@ -58,6 +58,7 @@ class Lifecycle:
     ) -> None:
         self._on_change = on_change
         self._members = LiveMembers()
+        self.lease_id = lease_id
         self._statuses = Statuses(lease_id)
         self._announcements = Announcements(self._members, self._statuses, on_lists_changed)
         self._starter = Starter(
@@ -81,8 +82,12 @@ class Lifecycle:
     def live_members(self) -> list[LiveMember]:
         return self._members.all()
 
+    def live_member(self, member_id: int) -> LiveMember | None:
+        """The member if it has a process or a connection, otherwise None."""
+        return self._members.get(member_id)
+
     def own_row(self, member_id: int) -> QuerySet[GuildMember]:
-        """The member's row, as long as this runtime has the lease."""
+        """The member's row, as long as this runtime owns the member."""
         return self._statuses.own_row(member_id)
 
     # Start --------------------------------------------------------------------------------------------------------

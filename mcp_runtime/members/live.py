@@ -39,6 +39,7 @@ class LiveMember:
     announces_changes: bool = False  # of its lists, according to its handshake
     progress: str = ""  # the text on the row
     exposure: list[str] = field(default_factory=list)  # warnings about the addresses where it listens
+    is_leaving: bool = False  # it moves to another node, so it gets no new calls
     stop_requested: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -80,7 +81,9 @@ class LiveMembers:
     def connected_member(self, member_id: int) -> LiveMember | None:
         """The member if it may be called now, otherwise None."""
         member = self._members.get(member_id)
-        return member if member and member.connected_at and not member.stop_requested.is_set() else None
+        if member is None or not member.connected_at or member.is_leaving or member.stop_requested.is_set():
+            return None
+        return member
 
     def holds(self, member: LiveMember) -> bool:
         """Whether this process or connection still serves the member."""

@@ -1,7 +1,7 @@
 """Chooses a port: which ports to try, and whether a port is free. No Django.
 
-A port that was free a moment ago is not claimed yet. The row with the unique port claims it (`starting`), and the
-server's bind proves that it was free.
+A port that was free a moment ago is not claimed yet. A row claims it (`starting`), because the port is unique in the
+rows of a runtime. The server's bind proves that it was free.
 """
 
 from __future__ import annotations

@@ -17,6 +17,9 @@ QUICK_TRIES = 5
 LONGEST_DELAY = 30.0
 SLOW_DELAY = 300.0
 CLOCK_STEP = 1.0  # seconds that a row may be wrong by
+# How many values of a column are remembered. A thread may have read the row before its last changes, and the time that
+# it read must still convert to the same moment.
+VALUES_OF_A_COLUMN = 4
 
 
 def restart_delay(failures: int) -> timedelta:
@@ -33,18 +36,20 @@ def is_tried_slowly(member: GuildMember) -> bool:
 
 
 def next_try_after(member: GuildMember) -> float:
-    """Seconds from a failure, the last of `member.restarts` in a row, to the next try."""
+    """Seconds from the last failure to the next automatic try, after `member.restarts` consecutive failures."""
     return SLOW_DELAY if is_tried_slowly(member) else restart_delay(member.restarts).total_seconds()
 
 
 class Restarts:
-    """The next tries of one runtime's members. Each moment in a row is converted once, and stays if the clock is set.
+    """The next tries of one runtime's members.
 
+    Each time in a database row is converted once, and the result stays if the clock is set.
     All moments that are floats are seconds of `time.monotonic()`.
     """
 
     def __init__(self) -> None:
-        self._moments: dict[tuple[int, str], tuple[datetime, float]] = {}
+        # By member id and column: the last values of the column, the newest first, with their moments.
+        self._moments: dict[tuple[int, str], tuple[tuple[datetime, float], ...]] = {}
 
     def next_try(self, member: GuildMember) -> float | None:
         """When the member is tried again automatically. None means never."""
@@ -66,7 +71,7 @@ class Restarts:
     def plan(self, member_id: int, moment: float) -> datetime:
         """Plan the next try for `moment`. Returns what to write as the row's `next_restart_at`."""
         at = timezone.now() + timedelta(seconds=moment - time.monotonic())
-        self._moments[member_id, "next_restart_at"] = at, moment
+        self._remember(member_id, "next_restart_at", at, moment)
         return at
 
     def corrected_time(self, member: GuildMember) -> datetime | None:
@@ -79,11 +84,15 @@ class Restarts:
 
     def note_change(self, member_id: int, at: datetime) -> None:
         """The member's status changes now, and its row says `at`."""
-        self._moments[member_id, "status_changed_at"] = at, time.monotonic()
+        self._remember(member_id, "status_changed_at", at, time.monotonic())
 
     def _moment(self, member_id: int, column: str, at: datetime) -> float:
-        entry = self._moments.get((member_id, column))
-        if entry is None or entry[0] != at:
-            entry = at, time.monotonic() + (at - timezone.now()).total_seconds()
-            self._moments[member_id, column] = entry
-        return entry[1]
+        for value, moment in self._moments.get((member_id, column), ()):
+            if value == at:
+                return moment
+        return self._remember(member_id, column, at, time.monotonic() + (at - timezone.now()).total_seconds())
+
+    def _remember(self, member_id: int, column: str, at: datetime, moment: float) -> float:
+        values = self._moments.get((member_id, column), ())
+        self._moments[member_id, column] = ((at, moment), *values[: VALUES_OF_A_COLUMN - 1])
+        return moment

@@ -208,22 +208,24 @@ class Starter:
     def _allocate_port(self, member: GuildMember, tried_ports: set[int]) -> int:
         """Find a free port and insert the row that reserves it (REQ-MCP-HTTP-5 to 8). Raises NoFreePortError."""
         first, last = self._options.port_range
-        allocated_ports = set(PortAllocation.objects.exclude(member=member).values_list("port", flat=True))
+        lease_id = self._statuses.lease_id
+        own_ports = PortAllocation.objects.filter(lease_id=lease_id)
+        allocated_ports = set(own_ports.exclude(member=member).values_list("port", flat=True))
         for port in ports.candidates(first, last, member.last_port):
             if port in tried_ports or port in allocated_ports or not ports.is_free(port):
                 continue
             try:
                 with transaction.atomic():
-                    if not self._statuses.own_row(member.pk).exists():
+                    if not self._statuses.own_row(member.pk).select_for_update(no_key=True).exists():
                         raise McpRuntimeError(LEASE_LOST)
                     PortAllocation.objects.bulk_create(
-                        [PortAllocation(member=member, port=port, allocated_at=timezone.now())],
+                        [PortAllocation(member=member, port=port, lease_id=lease_id, allocated_at=timezone.now())],
                         update_conflicts=True,
                         unique_fields=["member"],
-                        update_fields=["port", "allocated_at"],
+                        update_fields=["port", "lease_id", "allocated_at"],
                     )
             except IntegrityError:
-                continue  # another member of this hall has just reserved the port
+                continue  # another member of this runtime has just reserved the port
             return port
         raise NoFreePortError(first, last)
 

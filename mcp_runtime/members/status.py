@@ -3,8 +3,8 @@
     DISCONNECTED -> STARTING -> CONNECTED -> STOPPING -> DISCONNECTED          (`stop` is allowed in STARTING too)
     STARTING, CONNECTED -> ERROR -> STARTING | DISCONNECTED
 
-Each arrow is one compare-and-set under the lease, and one StatusChange row in the same transaction. A runtime that
-takes the lease puts all rows back to DISCONNECTED with it.
+Each arrow is one compare-and-set by the owner of the member, and one StatusChange row in the same transaction. A
+runtime that takes over a member puts its row back to DISCONNECTED.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import F, QuerySet
 from django.utils import timezone
 
 from mcp_runtime.members import tools
@@ -24,8 +23,7 @@ from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.readiness import Introduction
 from mcp_runtime.members.restarts import SLOW_DELAY, Restarts, is_tried_slowly, next_try_after
 from mcp_runtime.protocol.jsonrpc import storable
-from mcp_runtime.rows.database import persistently
-from mcp_runtime.rows.lease import held_by
+from mcp_runtime.rows.database import persistently, short_transaction
 from roster.models import GuildMember, PortAllocation, StatusChange
 
 logger = logging.getLogger("guildhall.runtime")
@@ -35,54 +33,26 @@ Status = GuildMember.Status
 SLOWLY = f"it failed {{}} times in a row, and is tried every {SLOW_DELAY / 60:g} minutes"
 
 
-def reset_rows() -> None:
-    """Reset the rows of an earlier runtime's members. No member is connected, and no port is in use.
-
-    It is for the transaction that takes the lease (`lease.take`), so that nobody sees the old rows under a live lease.
-    """
-    PortAllocation.objects.all().delete()
-    members = list(GuildMember.objects.exclude(status=Status.DISCONNECTED, next_restart_at=None))
-    now = timezone.now()
-    StatusChange.objects.bulk_create(
-        StatusChange(
-            member=member,
-            old=member.status,
-            new=Status.DISCONNECTED,
-            cause="runtime start",
-            created_at=now,
-        )
-        for member in members
-    )
-    GuildMember.objects.filter(pk__in=[member.pk for member in members]).update(
-        status=Status.DISCONNECTED,
-        status_changed_at=now,
-        progress="",
-        no_answer_since=None,
-        pid=None,
-        restarts=0,
-        next_restart_at=None,
-        warnings=[],
-    )
-
-
 class Statuses:
     """The changes of status, for the runtime with `lease_id`. Each method returns whether the status changed."""
 
     def __init__(self, lease_id: uuid.UUID) -> None:
-        self._lease_id = lease_id
+        self.lease_id = lease_id
         self.restarts = Restarts()
         self.ending: set[int] = set()  # members whose end is being written to the database
 
     def own_row(self, member_id: int) -> QuerySet[GuildMember]:
-        """The member's row, as long as this runtime has the lease. Every write to it uses this."""
-        return GuildMember.objects.filter(held_by(self._lease_id), pk=member_id)
+        """The member's row, as long as this runtime owns the member. Every write to it uses this."""
+        return GuildMember.objects.filter(pk=member_id, lease_id=self.lease_id)
 
     def to_starting(self, member: GuildMember, *, automatic: bool) -> bool:
         """DISCONNECTED | ERROR -> STARTING"""
-        facts: dict[str, Any] = {"next_restart_at": None, "warnings": []}
+        # With the old epoch, nobody can give away the member any more (`ownership.give_away`).
+        facts: dict[str, Any] = {"next_restart_at": None, "warnings": [], "epoch": F("epoch") + 1}
         facts |= {"restarts_total": member.restarts_total + 1} if automatic else {}
         cause = "restart" if automatic else "start"
-        return self._move(member.pk, [Status.DISCONNECTED, Status.ERROR], Status.STARTING, cause=cause, **facts)
+        sources = [Status.DISCONNECTED, Status.ERROR]
+        return self._move(member.pk, sources, Status.STARTING, cause=cause, epoch_before=member.epoch, **facts)
 
     def to_connected(self, live_member: LiveMember, introduction: Introduction) -> bool:
         """STARTING -> CONNECTED, with its tools"""
@@ -90,7 +60,7 @@ class Statuses:
 
     def _write_connected(self, live_member: LiveMember, introduction: Introduction) -> bool:
         handshake = introduction.handshake
-        with transaction.atomic():
+        with short_transaction():
             is_moved = self._move(
                 live_member.member_id,
                 [Status.STARTING],
@@ -126,15 +96,14 @@ class Statuses:
         message = storable(message)  # it may quote the member
 
         def write() -> bool:
-            with transaction.atomic():
+            with short_transaction():
                 member = GuildMember.objects.get(pk=member_id)
                 member.restarts = 1 if was_stable else member.restarts + 1
                 again = may_retry and member.manifest.get("restart") != "never"
                 next_try = time.monotonic() + next_try_after(member)
                 slowly = f" ({SLOWLY.format(member.restarts)})" if again and is_tried_slowly(member) else ""
                 reason = message + slowly
-                self._free_port(member_id)
-                return self._move(
+                is_moved = self._move(
                     member_id,
                     sources,
                     Status.ERROR,
@@ -147,6 +116,8 @@ class Statuses:
                     restarts=member.restarts,
                     next_restart_at=self.restarts.plan(member_id, next_try) if again else None,
                 )
+                self._free_port(member_id)  # after the row of the member, as in `ownership.take_over`
+                return is_moved
 
         self.ending.add(member_id)
         try:
@@ -168,14 +139,15 @@ class Statuses:
         sources = [Status.STOPPING, Status.ERROR, Status.CONNECTED, Status.STARTING]
 
         def write() -> bool:
-            with transaction.atomic():
+            with short_transaction():
+                is_moved = self._move(member_id, sources, Status.DISCONNECTED, cause=cause, **facts)
                 self._free_port(member_id)
-                return self._move(member_id, sources, Status.DISCONNECTED, cause=cause, **facts)
+                return is_moved
 
         return persistently(write)
 
     def _free_port(self, member_id: int) -> None:
-        PortAllocation.objects.filter(held_by(self._lease_id), member_id=member_id).delete()
+        PortAllocation.objects.filter(member_id=member_id, lease_id=self.lease_id).delete()
 
     def _move(
         self,
@@ -187,15 +159,17 @@ class Statuses:
         message: str = "",
         exit_code: int | None = None,
         log_tail: str = "",
+        epoch_before: int | None = None,
         **facts: Any,
     ) -> bool:
-        """Change a member's status, and write a StatusChange, by compare-and-set under the lease. Only this does so."""
+        """Change a member's status, and write a StatusChange, by compare-and-set as its owner."""
+        unchanged = {} if epoch_before is None else {"epoch": epoch_before}
         now = timezone.now()
         if exit_code is not None:
             facts["exit_code"] = exit_code
-        with transaction.atomic():
+        with short_transaction():
             for old in sources:
-                row = self.own_row(member_id).filter(status=old)
+                row = self.own_row(member_id).filter(status=old, **unchanged)
                 if row.update(status=new, status_changed_at=now, progress="", no_answer_since=None, **facts):
                     StatusChange.objects.create(
                         member_id=member_id,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,13 @@ from django.db import Error, connections
 from django.db.models import Q, QuerySet
 
 from mcp_runtime.members import discovery
+from mcp_runtime.members.handover import Handover
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.manifest.files import fingerprint
+from mcp_runtime.members.moves import Moves
 from mcp_runtime.members.signs_of_life import SignsOfLife
+from mcp_runtime.rows import ownership
 from mcp_runtime.rows.database import unit_of_work
 from roster.models import GuildMember
 
@@ -48,21 +52,30 @@ UNTRACKED_SECONDS = 5.0
 # A remote server disappears without a signal. So its tools are listed again this often, to check that it is there.
 REMOTE_CHECK_SECONDS = 30.0
 
+# Members that move to another node at the same time.
+MAX_MOVES = 4
+# With several nodes, the files of all members are compared this often, because a fingerprint is of manifests only.
+FOLDERS_SECONDS = 30.0
+
 SHOULD_RUN = Q(enabled=True, desired_state=GuildMember.DesiredState.RUNNING, removed_at=None)
 MAY_START = SHOULD_RUN & Q(manifest_error="")
 ALIVE = (Status.STARTING, Status.CONNECTED)
 LARGE = ("manifest", "server_info", "capabilities", "instructions", "last_error")  # columns that no turn needs
 
 
-def unfulfilled(retry_ids: Collection[int] = ()) -> QuerySet[GuildMember]:
-    """Members that are not in their desired state. Of those in ERROR only the members with `retry_ids`."""
-    return GuildMember.objects.filter(
-        Q(restart_requested_at__isnull=False)
-        | Q(refresh_requested_at__isnull=False)
-        | MAY_START & Q(status=Status.DISCONNECTED)
-        | MAY_START & Q(status=Status.ERROR, pk__in=retry_ids)
-        | ~SHOULD_RUN & ~Q(status__in=(Status.DISCONNECTED, Status.STOPPING))
-    ).order_by("name")
+def unfulfilled(lease_id: uuid.UUID, retry_ids: Collection[int] = ()) -> QuerySet[GuildMember]:
+    """Own and new members that are not in their desired state. Of those in ERROR only `retry_ids`."""
+    return (
+        GuildMember.objects.filter(Q(lease_id=lease_id) | Q(lease_id=None))
+        .filter(
+            Q(restart_requested_at__isnull=False)
+            | Q(refresh_requested_at__isnull=False)
+            | MAY_START & Q(status=Status.DISCONNECTED)
+            | MAY_START & Q(status=Status.ERROR, pk__in=retry_ids)
+            | ~SHOULD_RUN & ~Q(status__in=(Status.DISCONNECTED, Status.STOPPING))
+        )
+        .order_by("name")
+    )
 
 
 class Threads:
@@ -77,14 +90,25 @@ class Supervisor:
     """Decides in each turn what to do. `lifecycle` does the work."""
 
     def __init__(
-        self, *, lifecycle: Lifecycle, members_dir: Path, start_concurrency: int, threads: Threads | None = None
+        self,
+        *,
+        lifecycle: Lifecycle,
+        members_dir: Path,
+        start_concurrency: int,
+        calls_in: Callable[[int], int] = lambda _: 0,
+        on_other_node: Callable[[], None] = lambda: None,
+        threads: Threads | None = None,
     ) -> None:
         self._lifecycle = lifecycle
+        self._handover = Handover(lifecycle.lease_id, on_other_node)
+        self._next_note = 0.0
+        self._synced_ids: set[int] = set()  # own members whose folders the last sync has read
         self._members_dir = members_dir
         self._start_concurrency = start_concurrency
         self._fingerprint: object = None
         self._wake = threading.Event()
         self._stopping = threading.Event()
+        self._moves = Moves(lifecycle, self._handover, calls_in, self._stopping)
         self._lock = threading.Lock()
         self._busy: dict[int, str] = {}  # member id -> the verb that is in progress
         self._restart_moments: list[float] = []  # by the monotonic clock, all later than the last turn
@@ -141,7 +165,11 @@ class Supervisor:
 
     def tick(self) -> None:
         """Do one whole turn: the folder, all members that are not in their desired state, and regular checks."""
+        if names := self._handover.turn():
+            logger.info("this node takes over: %s", ", ".join(names))
         self.sync_if_changed()
+        self._note_folders()
+        self._move_members()
         self._lifecycle.request_refreshes()
         self.serve()
         self.find_untracked()
@@ -152,14 +180,20 @@ class Supervisor:
     def serve(self) -> None:
         """Do the main part of a turn, for all members that are not in their desired state."""
         self._free_slots()
-        members, awaited_ids = unfulfilled(self._due_restarts()).defer(*LARGE), self._lifecycle.awaited_ids
+        lease_id, awaited_ids = self._lifecycle.lease_id, self._lifecycle.awaited_ids
+        if self._handover.is_alone:
+            ownership.claim_new(lease_id)
+        members = unfulfilled(lease_id, self._due_restarts()).filter(lease_id=lease_id).defer(*LARGE)
+        if not self._handover.is_alone and any(member.pk not in self._synced_ids for member in members):
+            self._sync()  # the folders of new own members count now, and say how to start them
+            members = members.all()
         for member in sorted(members, key=lambda member: member.pk not in awaited_ids):
             self._serve(member)
 
     def _due_restarts(self) -> set[int]:
         """Members in ERROR whose next try is due."""
         now, member_ids, self._restart_moments = time.monotonic(), set(), []
-        waiting = GuildMember.objects.filter(MAY_START, status=Status.ERROR, next_restart_at__isnull=False)
+        waiting = self._own_members().filter(MAY_START, status=Status.ERROR, next_restart_at__isnull=False)
         for member in waiting.only("next_restart_at"):
             moment = self._lifecycle.restarts.next_try(member) or now
             if moment <= now:
@@ -169,6 +203,9 @@ class Supervisor:
                 self._correct(member)
         return member_ids
 
+    def _own_members(self) -> QuerySet[GuildMember]:
+        return GuildMember.objects.filter(lease_id=self._lifecycle.lease_id)
+
     def _correct(self, member: GuildMember) -> None:
         """Correct the time of the next try, which people read, after somebody set the clock."""
         if at := self._lifecycle.restarts.corrected_time(member):
@@ -177,7 +214,7 @@ class Supervisor:
 
     def find_untracked(self) -> None:
         """Find rows with a process of this runtime that does not exist. A write that failed for good left them."""
-        rows = list(GuildMember.objects.filter(status__in=(*ALIVE, Status.STOPPING)).only("name"))
+        rows = list(self._own_members().filter(status__in=(*ALIVE, Status.STOPPING)).only("name"))
         # The handler of an exit may still wait for its turn, or for the database, and then writes what happened.
         tracked = {
             member.member_id for member in self._lifecycle.live_members() if not member.process.exit_handled.is_set()
@@ -205,11 +242,33 @@ class Supervisor:
                 self._last_checks[live_member.member_id] = last_check
 
     def sync_if_changed(self) -> None:
+        if fingerprint(self._members_dir) != self._fingerprint:
+            self._sync()
+
+    def _sync(self) -> None:
         current = fingerprint(self._members_dir)
-        if current != self._fingerprint:
-            report = discovery.sync(self._members_dir)
-            self._fingerprint = current
-            logger.info("members folder: %s", report)
+        own_ids = set() if self._handover.is_alone else set(self._own_members().values_list("pk", flat=True))
+        report = discovery.sync(self._members_dir)
+        self._fingerprint, self._synced_ids = current, own_ids
+        logger.info("members folder: %s", report)
+
+    def _note_folders(self) -> None:
+        """Let the other nodes know which members' folders are here, and with which files. That may take a while."""
+        is_due = not self._handover.is_alone and time.monotonic() >= self._next_note
+        if is_due and self._run_apart(0, "(all)", "note folders", self._compare_folders):
+            self._next_note = time.monotonic() + FOLDERS_SECONDS
+
+    def _compare_folders(self) -> None:
+        discovery.note_folders(self._members_dir)
+
+    def _move_members(self) -> None:
+        """Begin to move members to other nodes, a few at a time."""
+        for member, target in self._moves.due():
+            with self._lock:
+                count = sum(verb == "move" for verb in self._busy.values())
+            if count < MAX_MOVES:
+                self._synced_ids.discard(member.pk)  # if it comes back, its folder is read again
+                self._submit(member, "move", partial(self._moves.move, member, target))
 
     def _serve(self, member: GuildMember) -> None:
         should_run = (

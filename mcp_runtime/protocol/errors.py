@@ -7,7 +7,8 @@ McpRuntimeError
   NoFreePortError(first, last)         all ports of the range are taken
   SecretError                          a header's secret is not where the manifest says
   UrlError                             the hall may not call that address
-  LeaseError(holder)                   another runtime owns this hall
+  LeaseError(holder)                   another runtime owns this node
+  SecretKeyError                       the other nodes of the hall have another secret key
   AddressTakenError                    the gateway cannot listen where it should
   ProcessError
     SpawnError(reason)                 the command could not be started
@@ -34,7 +35,7 @@ McpRuntimeError
     UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
     InvalidArgumentsError(path, reason)
     IdempotencyConflictError  NotCancellableError
-    MemberInUseError  UnknownAgentError  AgentUnavailableError
+    MemberInUseError  UnknownAgentError  UnknownNodeError  AgentUnavailableError
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ class SecretError(McpRuntimeError):
 
 
 class LeaseError(McpRuntimeError):
-    """Another runtime owns this hall."""
+    """Another runtime owns this node. With SQLite the hall has only one."""
+
+
+class SecretKeyError(McpRuntimeError):
+    """This machine has another secret key than the other nodes of the hall. The message says what to do."""
 
 
 class AddressTakenError(McpRuntimeError):
@@ -424,6 +429,10 @@ class NotCancellableError(RequestRefusedError):
 
 class MemberInUseError(RequestRefusedError):
     """A message to an agent needs the member. It waits or runs."""
+
+
+class UnknownNodeError(RequestRefusedError):
+    """No node of that name is among the rows."""
 
 
 class UnknownAgentError(RequestRefusedError):

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
 import shlex
+import socket
 import sqlite3
+import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
-from django.db import InterfaceError, OperationalError, close_old_connections, connection
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    close_old_connections,
+    connection,
+    connections,
+    transaction,
+)
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -27,8 +42,8 @@ START_RETRY_SECONDS = 2.0
 # No space for a write, or for the shared memory beside the file, or another process writes for long.
 PASSING_IN_SQLITE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 PASSING_IN_SQLITE_EXTENDED = (sqlite3.SQLITE_IOERR_SHMSIZE,)
-# Classes of SQLSTATE: connection, resources (the disk among them), the server ends or starts.
-PASSING_IN_POSTGRESQL = ("08", "53", "57")
+# Classes of SQLSTATE: connection, a deadlock, resources (the disk among them), the server ends or starts.
+PASSING_IN_POSTGRESQL = ("08", "40", "53", "57")
 # Refused connections have no SQLSTATE, only the server's text. These errors stay until somebody fixes something.
 REFUSED_BY_POSTGRESQL = re.compile(
     r'FATAL: +(password authentication failed|(role|database) ".*" does not exist|no pg_hba\.conf entry)'
@@ -103,10 +118,7 @@ def _reason(error: OperationalError) -> OperationalError:
     """Why there is no connection. A pool says only how long it tried, so this tries one connection without the pool."""
     if type(error.__cause__).__name__ != "PoolTimeout":
         return error
-    own = connection.copy()
-    own.settings_dict["OPTIONS"].pop("pool", None)
-    if own.vendor == "postgresql":
-        own.settings_dict["OPTIONS"]["connect_timeout"] = OWN_CONNECTION_SECONDS
+    own = unpooled(OWN_CONNECTION_SECONDS)
     try:
         own.ensure_connection()
     except OperationalError as reason:
@@ -162,6 +174,103 @@ def _wait_as_usual() -> None:
         wait_for_locks(connection.settings_dict["OPTIONS"].get("timeout", SQLITE_DEFAULT))
     except OperationalError:
         connection.close()  # the next one has the usual timeout
+
+
+def unpooled(timeout: float | None = None) -> BaseDatabaseWrapper:
+    """A connection for this thread alone, which must close it. The pool retries for long, and then gives no reason.
+
+    With `timeout`, SQLite waits for a lock for that many seconds. PostgreSQL waits OWN_CONNECTION_SECONDS.
+    """
+    separate_connection = connection.copy()
+    options = separate_connection.settings_dict["OPTIONS"]
+    options.pop("pool", None)
+    if timeout is not None and separate_connection.vendor == "sqlite":
+        options["timeout"] = timeout
+    elif timeout is not None:
+        options["connect_timeout"] = OWN_CONNECTION_SECONDS
+    return separate_connection
+
+
+def hang_up(separate_connection: BaseDatabaseWrapper) -> None:
+    """End the wait for a PostgreSQL that does not answer. For a call from another thread."""
+    server_connection = separate_connection.connection
+    if separate_connection.vendor == "postgresql" and server_connection is not None:
+        with contextlib.suppress(Exception), socket.socket(fileno=os.dup(server_connection.fileno())) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+def leave_the_pool() -> None:
+    """Give this thread its own PostgreSQL connection. After an outage, a pool would make it wait for seconds."""
+    if connection.vendor == "postgresql":
+        connections[DEFAULT_DB_ALIAS] = unpooled(OWN_CONNECTION_SECONDS)
+        # A limit of time is a second command in a message, and PostgreSQL binds values only in messages of one.
+        connection.settings_dict["OPTIONS"].pop("server_side_binding", None)
+
+
+# On PostgreSQL, the server ends a transaction whose client says nothing for so long. Otherwise the locks of a machine
+# that froze or lost its power would stay for hours. Both are shorter than the time after which a node's fence strikes.
+IDLE_LIMIT, LOCK_LIMIT = "4s", "3s"
+
+
+@contextlib.contextmanager
+def short_transaction() -> Iterator[None]:
+    """A transaction for which no other node waits long, and which itself waits for no lock longer than LOCK_LIMIT.
+
+    Raises OperationalError after that, or if this process was paused in it. Within another transaction, that one
+    decides.
+    """
+    is_outermost = not connection.in_atomic_block
+    try:
+        with transaction.atomic():
+            if is_outermost and connection.vendor == "postgresql":
+                with connection.cursor() as cursor:
+                    cursor.execute(
+                        "SELECT set_config('idle_in_transaction_session_timeout', %s, true), "
+                        "set_config('lock_timeout', %s, true)",
+                        [IDLE_LIMIT, LOCK_LIMIT],
+                    )
+            yield
+    except InternalError as error:  # so psycopg calls the end of a transaction after IDLE_LIMIT. It may be repeated
+        raise OperationalError(str(error)) from error
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Limit each statement in this block on a connection outside the pool. SQLite has no limit.
+
+    The server ends a statement that waits for a lock. If there is no answer, the connection ends. Both raise Django's
+    OperationalError.
+    """
+    own = connections[DEFAULT_DB_ALIAS]
+    if own.vendor != "postgresql":
+        yield
+        return
+    is_over, lock = threading.Event(), threading.Lock()
+
+    def end_connection() -> None:
+        # Again and again, because there is nothing to end while the server has not accepted the connection yet.
+        while not is_over.wait(seconds):
+            with lock:
+                if not is_over.is_set():  # after the block, the number of the socket may mean another one
+                    hang_up(own)
+
+    threading.Thread(target=end_connection, name="time-limit", daemon=True).start()
+    try:
+        with own.execute_wrapper(partial(_execute_within, seconds)):
+            yield
+    finally:
+        with lock:
+            is_over.set()
+
+
+def _execute_within(
+    seconds: float, execute: Callable[..., Any], sql: str, params: Any, many: bool, context: dict[str, Any]
+) -> Any:
+    # Both in one message, which is one transaction. With a transaction of several messages, a thread that is stopped
+    # between two of them would keep the row locked. A limit for the whole connection would stay in a pooler's one.
+    result = execute(f"SET LOCAL statement_timeout = {seconds * 1000:.0f}; {sql}", params, many, context)
+    context["cursor"].nextset()  # from the result of SET to that of the statement
+    return result
 
 
 def unit_of_work(work: Callable[[], T]) -> T:

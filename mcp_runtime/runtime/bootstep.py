@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 from celery import Celery, bootsteps, signals
 from celery.exceptions import SecurityWarning
 from celery.worker import state
+from celery.worker.consumer import Consumer
+from celery.worker.consumer.connection import Connection
+from celery.worker.consumer.consumer import Evloop
+from celery.worker.consumer.tasks import Tasks
 from django.conf import settings
 
-from mcp_runtime.control.notify import celery_app, queue_name
+from mcp_runtime.control.notify import celery_app, hall_exchange
 from mcp_runtime.rows.database import patiently
 
 if TYPE_CHECKING:
@@ -45,6 +49,24 @@ class RuntimeStep(bootsteps.StartStopStep):
         self.runtime.end()
 
 
+class NotificationTasks(Tasks):
+    """Consumes the queue of this node. RabbitMQ 4 refuses a limit for all consumers of a channel ("global QoS")."""
+
+    requires = (Connection,)
+
+    def qos_global(self, consumer: Any) -> bool:
+        return False
+
+
+class NotificationConsumer(Consumer):
+    """The consumer without remote control, gossip, mingle and events. They make queues of their own in the broker."""
+
+    event_dispatcher = None
+
+    class Blueprint(Consumer.Blueprint):  # type: ignore[misc, valid-type]
+        default_steps = (Connection, NotificationTasks, Evloop)
+
+
 def serve(runtime: Runtime) -> int:
     """Build the worker and run it to its end. Returns Celery's exit code."""
     RuntimeStep.runtime = runtime
@@ -53,7 +75,7 @@ def serve(runtime: Runtime) -> int:
     # hours, while members serve.
     gc.freeze()
     gc.enable()
-    patiently(queue_name, runtime.is_stopping)  # it is cached, so the following steps do not need the database
+    patiently(hall_exchange, runtime.is_stopping)  # it is cached, so the following steps do not need the database
     app: Celery[Any] = celery_app()
     app.steps["worker"].add(RuntimeStep)
     # Django has set up logging. With a listener here Celery does not change it.
@@ -63,12 +85,9 @@ def serve(runtime: Runtime) -> int:
     worker = app.Worker(
         pool="threads",
         concurrency=settings.GUILD_HALL_CONCURRENCY,
-        queues=[queue_name()],
-        hostname=f"guildhall-{os.getpid()}@%h",
+        consumer_cls=NotificationConsumer,
+        hostname=f"guildhall-{runtime.parts.lease_id}@%h",
         loglevel="WARNING",
-        without_gossip=True,
-        without_mingle=True,
-        without_heartbeat=True,
         quiet=True,
     )
     worker.start()

@@ -11,11 +11,15 @@ from collections.abc import Callable
 from django.db import Error, connection
 
 from mcp_runtime.rows import lease
-from mcp_runtime.rows.database import damage
+from mcp_runtime.rows.database import damage, leave_the_pool, time_limit
+from mcp_runtime.runtime import fence
 
 logger = logging.getLogger("guildhall.runtime")
 
 HEARTBEAT_SECONDS = 1.0
+# A renewal on PostgreSQL that takes longer has failed, and the next one uses a new connection. Without the fence, a
+# slow database is no reason to end anything. With the fence on, a late renewal does not help.
+RENEWAL_SECONDS, FENCED_RENEWAL_SECONDS = 5.0, 1.0
 
 
 class Heartbeat:
@@ -31,11 +35,18 @@ class Heartbeat:
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def _keep_lease(self) -> None:
-        is_written = True
-        while not self._is_over.wait(HEARTBEAT_SECONDS):
+        leave_the_pool()
+        is_written, sent_at = True, fence.now()
+        # However long a renewal takes, the next one is due a second after it was sent.
+        while not self._is_over.wait(max(HEARTBEAT_SECONDS - (fence.now() - sent_at), 0)):
+            sent_at = fence.now()
             try:
-                is_ours = lease.renew(self._lease_id)  # on a connection that no other thread can take meanwhile
-            except Error as error:
+                fence_is_on = fence.is_watched()
+                with time_limit(FENCED_RENEWAL_SECONDS if fence_is_on else RENEWAL_SECONDS):
+                    is_ours = lease.renew(self._lease_id, fence_is_on=fence_is_on)
+                if is_ours:
+                    fence.note_renewal(sent_at)
+            except (Error, OSError, RuntimeError) as error:  # the last one if the system gives no thread
                 if is_written:
                     reason = damage(error) or str(error).strip()
                     logger.warning("the heartbeat could not be written (%s); trying every second", reason)

@@ -1,40 +1,52 @@
-"""Regular work of the runtime: roll up finished calls, and delete old rows."""
+"""Regular work of the runtime: roll up finished calls, write the load of the node, and delete old rows."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+import uuid
+from collections.abc import Callable
 
 from django.conf import settings
 from django.db import Error, connection
 
 from mcp_runtime.agents import transitions as agent_transitions
 from mcp_runtime.calls import statistics, transitions
+from mcp_runtime.runtime.load import LoadMeter
 
 logger = logging.getLogger("guildhall.runtime")
 
 PRUNE_SECONDS = 3600.0
 
 
-def start(is_over: threading.Event) -> None:
-    threading.Thread(target=_keep_house, args=(is_over,), name="housekeeping", daemon=True).start()
+def start(is_over: threading.Event, lease_id: uuid.UUID) -> None:
+    threading.Thread(target=_keep_house, args=(is_over, lease_id), name="housekeeping", daemon=True).start()
 
 
-def _keep_house(is_over: threading.Event) -> None:
-    """Roll up finished calls every quarter of a minute, and delete old rows once an hour."""
-    next_prune = time.monotonic() + PRUNE_SECONDS
+def _keep_house(is_over: threading.Event, lease_id: uuid.UUID) -> None:
+    """Roll up finished calls and write the load every quarter of a minute. Delete old rows once an hour."""
+    meter, next_prune = LoadMeter(), time.monotonic() + PRUNE_SECONDS
+    _attempt(meter.measure)
     while not is_over.wait(statistics.ROLLUP_SECONDS):
-        try:
-            statistics.roll_up(keep_going=lambda: not is_over.is_set())
-            if time.monotonic() >= next_prune:
-                _prune()
-                next_prune = time.monotonic() + PRUNE_SECONDS
-        except Error as error:
-            logger.warning("housekeeping failed (%s); trying again", str(error).strip())
-        except Exception:
-            logger.exception("housekeeping failed; trying again")
+        _attempt(lambda: statistics.roll_up(keep_going=lambda: not is_over.is_set()))
+        _attempt(lambda: meter.write(lease_id))
+        if time.monotonic() >= next_prune and _attempt(_prune):
+            next_prune = time.monotonic() + PRUNE_SECONDS
         connection.close()
+
+
+def _attempt(work: Callable[[], object]) -> bool:
+    """Do `work`, and return whether it succeeded. A failure is logged, and stops no other work."""
+    try:
+        work()
+    except Error as error:
+        logger.warning("housekeeping failed (%s); trying again", str(error).strip())
+    except Exception:
+        logger.exception("housekeeping failed; trying again")
+    else:
+        return True
+    return False
 
 
 def _prune() -> None:

@@ -15,6 +15,7 @@ from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.starting import StartOptions
 from mcp_runtime.members.supervisor import Supervisor
 from mcp_runtime.rows import lease
+from mcp_runtime.runtime import fence
 from mcp_runtime.system.runtime_id import RuntimeId
 
 if TYPE_CHECKING:
@@ -56,7 +57,13 @@ class Parts:
             lifecycle=self.lifecycle,
             members_dir=settings.GUILD_HALL_MEMBERS_DIR,
             start_concurrency=settings.GUILD_HALL_START_CONCURRENCY,
+            calls_in=self.calls_in,
+            on_other_node=fence.turn_on,
         )
+
+    def calls_in(self, member_id: int) -> int:
+        """The number of calls that run in the member now, or begin to, without those of the gateway."""
+        return self.dispatcher.calls_in(member_id) if self.dispatcher is not None else 0
 
     def _handle_member_change(self, member_id: int) -> None:
         self.supervisor.wake()
@@ -104,7 +111,7 @@ class Parts:
             watch=QueueWatch(
                 lease_id=self.lease_id,
                 wake_supervisor=self._wake_all,
-                has_broker=bool(settings.REDIS_URL),
+                has_broker=bool(settings.BROKER_URL),
             ),
         )
         self.agents = AgentRunner(
@@ -113,16 +120,14 @@ class Parts:
             directory=settings.GUILD_HALL_DATA_DIR / "agent",
             concurrency=settings.GUILD_HALL_AGENT_CONCURRENCY,
             gateway_address=listeners.own_address(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT),
-            has_broker=bool(settings.REDIS_URL),
+            has_broker=bool(settings.BROKER_URL),
         )
         text = "the runtime ended while the agent worked; the message is not sent to it again automatically"
         patiently(
-            lambda: transitions.end_calls_of_other_leases(self.lease_id, transitions.RUNTIME_ENDED),
+            lambda: transitions.end_lost_calls(self.lease_id, transitions.RUNTIME_ENDED),
             self._stop_requested.is_set,
         )
-        patiently(
-            lambda: agent_transitions.end_messages_of_other_leases(self.lease_id, text), self._stop_requested.is_set
-        )
+        patiently(lambda: agent_transitions.end_lost_messages(self.lease_id, text), self._stop_requested.is_set)
         tasks.answer_with(self.dispatcher)
         self.dispatcher.start()
         gateway = self._make_gateway()
@@ -131,7 +136,7 @@ class Parts:
         for member in self.lifecycle.live_members():  # it has heard of none yet
             gateway.member_changed(member.member_id)
         self.agents.start()
-        housekeeping.start(self._stop_requested)
+        housekeeping.start(self._stop_requested, self.lease_id)
 
     def _make_gateway(self) -> Gateway:
         from mcp_runtime.gateway.server import Gateway, Options

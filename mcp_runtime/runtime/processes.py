@@ -162,9 +162,14 @@ class Part:
         """The exit code of a part that ended since the last check, or None."""
         return self._process.poll() if self._process and self.start_at is None else None
 
-    def restart_delay(self) -> float | None:
-        """Seconds until the next start. None if the part has ended too often."""
+    def restart_delay(self, exit_code: int = 1) -> float | None:
+        """Seconds until the next start. None if the part has ended too often.
+
+        An end by the fence does not count, because its cause is a database that is away, again and again perhaps.
+        """
         is_quick = time.monotonic() - self._started_at < QUICK_DEATH_SECONDS
+        if exit_code == guard.EX_FENCED:
+            return RESTART_DELAYS[0] if is_quick else 0.0
         self._quick_deaths = self._quick_deaths + 1 if is_quick else 0
         if self._quick_deaths > len(RESTART_DELAYS):
             return None
@@ -230,7 +235,7 @@ class Processes:
             if code is not None:
                 from mcp_runtime.protocol.errors import describe_exit
 
-                delay = part.restart_delay()
+                delay = part.restart_delay(code)
                 how = f"The {part.name} ended with {describe_exit(code)}"
                 if delay is None:
                     self._say(f"{how} and will not stay up; stopping.")

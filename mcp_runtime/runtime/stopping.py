@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mcp_runtime.runtime.guard import guard_is_gone
 from mcp_runtime.system import console
 
 if TYPE_CHECKING:
@@ -129,9 +130,8 @@ class Stopping:
             thread.join()
 
     def _calls_in(self, member_id: int) -> int:
-        member = self._parts.lifecycle.connected_member(member_id)
-        dispatcher_calls: int = self._parts.dispatcher.calls_in(member_id) if self._parts.dispatcher is not None else 0
-        return dispatcher_calls + (member.relayed_calls if member else 0)
+        member = self._parts.lifecycle.live_member(member_id)
+        return self._parts.calls_in(member_id) + (member.relayed_calls if member else 0)
 
     def _stop_member(self, member_id: int) -> None:
         """Stop a member. Its calls may run for CALLS_GRACE, and the process gets the rest of the time."""
@@ -159,8 +159,3 @@ def stop_seconds(members: int) -> float:
 def _log_last(message: str) -> None:
     logger.error(message)
     console.flush()
-
-
-def guard_is_gone() -> bool:
-    """Whether the guard that started this process is not its parent any more."""
-    return os.environ.get("GUILD_HALL_GUARD_PID") not in (None, str(os.getppid()))

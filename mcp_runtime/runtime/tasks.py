@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from celery import shared_task
+from collections.abc import Callable
+from typing import Any
+
+from celery import Task, shared_task
 
 from mcp_runtime.calls.dispatcher import Dispatcher
 
@@ -15,7 +18,23 @@ def answer_with(dispatcher: Dispatcher | None) -> None:
     _dispatcher = dispatcher
 
 
-@shared_task(name="mcp_runtime.tasks.drain")
+class Notification(Task[..., None]):
+    """A task that needs no thread of the pool.
+
+    Calls may use all these threads. Notifications would wait for one in memory, without a limit.
+    """
+
+    def start_strategy(self, app: Any, consumer: Any, **_: Any) -> Callable[..., None]:
+        """What the consumer does with a message. It needs no acknowledgement (`node_queue`)."""
+
+        def run(message: Any, *_: Any) -> None:
+            _args, kwargs, _options = message.payload
+            self.run(**kwargs)
+
+        return run
+
+
+@shared_task(base=Notification, name="mcp_runtime.tasks.drain")
 def drain_task(members: bool = False) -> None:
     if _dispatcher is None:
         return

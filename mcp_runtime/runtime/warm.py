@@ -163,9 +163,13 @@ def _become_guard(sockets: Sequence[socket.socket]) -> None:
     """Become the guard. Returns only in the worker, which is a fork of this process."""
     signal_when_parent_dies(signal.SIGTERM)  # all signals wait for the guard
     guard.become_subreaper()
-    pid = os.getpid()
+    pid, fence_file = os.getpid(), guard.create_fence_file()
+    if fence_file >= 0:
+        os.environ["GUILD_HALL_FENCE"] = str(fence_file)
     if worker := os.fork():
         os.environ["GUILD_HALL_WORKER_PID"] = str(worker)
+        if fence_file >= 0:
+            os.set_inheritable(fence_file, True)
         os.execv(sys.executable, processes.COMMANDS["runtime"])  # noqa: S606 - it must not use a shell
     os.setsid()
     del os.environ["GUILD_HALL_END_WITH_PARENT"]

@@ -1,6 +1,7 @@
 """The runtime's worker: one Celery worker with a thread pool. A bootstep starts the parts of the runtime.
 
 The guard (`manage.py runtime`) starts it. Never start it by hand. Exit code 75: another runtime owns the hall.
+Exit code 78: the hall has another secret key.
 """
 
 from __future__ import annotations
@@ -12,23 +13,30 @@ import signal
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import django
 
-from mcp_runtime.runtime.stopping import EX_SOFTWARE, EX_TEMPFAIL, guard_is_gone
+from mcp_runtime.runtime import fence
+from mcp_runtime.runtime.guard import guard_is_gone
+from mcp_runtime.runtime.stopping import EX_SOFTWARE, EX_TEMPFAIL
 from mcp_runtime.system.console import replace_standard_streams
 from mcp_runtime.system.parent import signal_when_parent_dies
+
+if TYPE_CHECKING:
+    from roster.models import Node
 
 logger = logging.getLogger("guildhall.runtime")
 
 T = TypeVar("T")
 
-EX_UNAVAILABLE = 69  # sysexits.h
+EX_UNAVAILABLE, EX_CONFIG = 69, 78  # sysexits.h
 # How often threads switch (default 5 ms), because a relay must not wait for a thread that computes.
 SWITCH_INTERVAL = 0.0001
+FENCE_PATIENCE, FENCE_LOOK = 2.0, 0.02
 
 
 def end_with_parent() -> None:
@@ -42,7 +50,7 @@ def run() -> int:
     """Take the hall, build the worker, and run it to its end. Returns the exit code."""
     from django.db import OperationalError
 
-    from mcp_runtime.protocol.errors import AddressTakenError, LeaseError
+    from mcp_runtime.protocol.errors import AddressTakenError, LeaseError, SecretKeyError
     from mcp_runtime.runtime.runtime import Runtime
 
     stop_requested = threading.Event()
@@ -54,6 +62,9 @@ def run() -> int:
     except AddressTakenError as error:
         logger.error("%s", error)
         return EX_UNAVAILABLE
+    except SecretKeyError as error:
+        logger.error("%s", error)
+        return EX_CONFIG
     except OperationalError:
         if not stop_requested.is_set():
             raise
@@ -72,29 +83,53 @@ def run() -> int:
 def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, list[socket.socket]]:
     """Take the lease and bind the gateway's sockets. Waits until the database can be used, or for `stop_requested`.
 
-    Raises LeaseError, AddressTakenError, and OperationalError.
+    Raises LeaseError, AddressTakenError, SecretKeyError, and OperationalError.
     """
     from django.conf import settings
 
     from mcp_runtime.http1 import listeners
-    from mcp_runtime.members import process, status
-    from mcp_runtime.rows import lease
+    from mcp_runtime.members import process
+    from mcp_runtime.rows import key_fingerprint, lease, ownership
     from mcp_runtime.rows.database import patiently
 
     def patient(work: Callable[[], T]) -> T:
         return patiently(work, stop_requested.is_set)
 
+    patient(key_fingerprint.require_same)  # before this start ends anything
     # Both come before the worker is built, because a bootstep that fails leaves earlier ones running. The port comes
     # first, because a runtime that cannot listen must not take the hall from a holder that may only be slow.
     patient(lambda: lease.await_heartbeat(logger.warning))
-    hall = patient(lease.require_free)
+    last_holder = patient(lease.require_free)
     sockets = listeners.take_inherited() or listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
     # Do this while the row names the last holder. If this process is killed meanwhile, the next start repeats it.
-    process.kill_left_behind(hall.hall_id, hall.lease_runtime)
+    process.kill_left_behind(lease.hall().hall_id, last_holder.identity if last_holder else "")
     # From now on a stop must give the lease back. Until now the signal has ended the process at once.
     signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     lease_id = uuid.uuid4()  # one for all tries: the answer to a commit may be lost
-    return patient(lambda: lease.take(status.reset_rows, hall, lease_id)), sockets
+
+    def reset(node: Node) -> None:
+        key_fingerprint.note()
+        ownership.take_over_own(node)
+
+    def take() -> uuid.UUID:
+        sent_at = fence.now()
+        fence.note_renewal(sent_at)  # no member runs yet, so a wait for the database must not end this process
+        fence_is_on = lease.has_other_nodes() and turn_fence_on()
+        lease.take(reset, last_holder, lease_id, fence_is_on=fence_is_on)
+        fence.note_renewal(sent_at)
+        return lease_id
+
+    return patient(take), sockets
+
+
+def turn_fence_on() -> bool:
+    """Turn on the fence, and wait a moment until the guard watches. Returns whether it does."""
+    fence.turn_on()
+    deadline = time.monotonic() + FENCE_PATIENCE
+    while not fence.is_watched() and time.monotonic() < deadline:
+        time.sleep(FENCE_LOOK)
+        fence.turn_on()  # the guard may not have been ready
+    return fence.is_watched()
 
 
 def set_up_django() -> None:
@@ -112,6 +147,7 @@ def set_up_django() -> None:
 
 def main() -> int:
     end_with_parent()
+    fence.take_inherited()
     replace_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "guildhall.settings")

@@ -28,6 +28,8 @@ VIEW_CALLS = "roster.view_call"
 VIEW_MEMBERS = "roster.view_guildmember"
 VIEW_TOOLS = "roster.view_tool"
 VIEW_AGENTS = "roster.view_agent"
+VIEW_NODES = "roster.view_node"
+CHANGE_NODES = "roster.change_node"
 
 NO_LIMITS = Limits()
 
@@ -96,6 +98,11 @@ class Principal:
     def may_control(self, member: str) -> bool:
         """Whether the member may be started and stopped, and it and its tools switched. Not with a scope of tools."""
         return self.controls and self.tools is None and self.reaches(member)
+
+    @property
+    def may_control_all(self) -> bool:
+        """Whether nodes may be drained and members spread over them. That is about all members, also reserved ones."""
+        return self.controls and not self.is_narrowed
 
     def may_list(self, member: str, tool: str) -> bool:
         """Whether the tool is shown. It is, if the principal may call it or switch it."""
@@ -166,6 +173,18 @@ def require_control(principal: Principal, member: str) -> None:
         raise NotAllowedError(_sentences(_lacks(principal, CONTROL, principal.controls, member, None)))
 
 
+def require_control_of_all(principal: Principal) -> None:
+    """Raises NotAllowedError, which says what is missing."""
+    if principal.may_control_all:
+        return
+    reasons = []
+    if not principal.controls:
+        reasons.append(f"this needs the permission {CONTROL}, which user {principal.name!r} does not have")
+    if principal.is_narrowed:
+        reasons.append(f"this is about all members, and {_token(principal)} is for some of them alone")
+    raise NotAllowedError(_sentences(reasons))
+
+
 def require_log(principal: Principal, member: str) -> None:
     """Raises NotAllowedError, which says what is missing."""
     if not principal.may_read_log(member):
@@ -179,7 +198,7 @@ def require_figures(principal: Principal, member: str, tool: str = "") -> None:
     if tool:
         permission, has_it = f"{VIEW_TOOLS} or {VIEW_CALLS}", principal.views_tools or principal.views_calls
     else:
-        permission, has_it = f"{VIEW_MEMBERS} or {VIEW_CALLS}", principal.views_figures
+        permission, has_it = f"{VIEW_MEMBERS}, {VIEW_TOOLS} or {VIEW_CALLS}", principal.views_figures
     raise NotAllowedError(_sentences(_lacks(principal, permission, has_it, member, tool or None)))
 
 
@@ -187,7 +206,7 @@ def require_all_figures(principal: Principal) -> None:
     """Raise NotAllowedError, which says what is missing for statistics of all members."""
     if not principal.views_figures:
         user = f"user {principal.name!r} does not have"
-        raise NotAllowedError(f"This needs the permission {VIEW_MEMBERS} or {VIEW_CALLS}, which {user}.")
+        raise NotAllowedError(f"This needs the permission {VIEW_MEMBERS}, {VIEW_TOOLS} or {VIEW_CALLS}, which {user}.")
     if principal.tools is not None:
         raise NotAllowedError(f"Figures are of whole members, and {_token(principal)} is for some tools alone.")
 

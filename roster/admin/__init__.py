@@ -1,6 +1,7 @@
 """The admin's screens. They parse requests, call `mcp_runtime.control`, and present the results.
 
 members, calls, tools, tokens, agents   the screens of one noun each. `screens` has the class that Django registers
+nodes                           the machines that run the hall
 rows                            the base of these classes, for rows that people read and do not edit
 present, live                   formatting, and parts of pages that update automatically
 plots, statistics               figures of calls as plots
@@ -15,6 +16,7 @@ from roster.admin.agents.screens import AgentAdmin
 from roster.admin.calls.screens import CallAdmin
 from roster.admin.members.history import PortAllocationAdmin, StatusChangeAdmin
 from roster.admin.members.screens import MemberAdmin
+from roster.admin.nodes import NodeAdmin
 from roster.admin.tokens.screens import TokenAdmin
 from roster.admin.tools.screens import ToolAdmin
 
@@ -22,6 +24,7 @@ __all__ = [
     "AgentAdmin",
     "CallAdmin",
     "MemberAdmin",
+    "NodeAdmin",
     "PortAllocationAdmin",
     "StatusChangeAdmin",
     "TokenAdmin",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from django.contrib import admin, messages
@@ -15,21 +15,26 @@ from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from mcp_runtime.control.members import live_runtime
+from mcp_runtime.control.nodes import Liveness, read_liveness
 from roster.admin import live
 
 MAX_SHOWN = 200_000
 MAX_NAMED = 10
 NOTHING = "-"
 
-_ALIVE = "_guild_hall_runtime_is_alive"
+_LIVENESS = "_guild_hall_liveness"
+
+
+def liveness(request: HttpRequest) -> Liveness:
+    """Which nodes are alive. Read once per request, for all rows and banners."""
+    if not hasattr(request, _LIVENESS):
+        setattr(request, _LIVENESS, read_liveness())
+    return cast(Liveness, getattr(request, _LIVENESS))
 
 
 def runtime_is_alive(request: HttpRequest) -> bool:
-    """Whether a runtime is alive. One query per request, for all rows and banners."""
-    if not hasattr(request, _ALIVE):
-        setattr(request, _ALIVE, live_runtime() is not None)
-    return bool(getattr(request, _ALIVE))
+    """Whether the runtime of any node is alive."""
+    return bool(liveness(request).live_ids)
 
 
 def runtime_etag(request: HttpRequest) -> str:

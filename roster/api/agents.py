@@ -24,8 +24,8 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mcp_runtime.calls.transitions import Caller
-from mcp_runtime.control.agents import create_agent, is_under_way, queue_message, stop_agent, transcript
+from mcp_runtime.calls.transitions import Requester
+from mcp_runtime.control.agents import create_agent, is_under_way, queue_message, stop_agent, transcript, wait_note
 from mcp_runtime.control.calls import wait_between_looks
 from mcp_runtime.rows.database import give_connection_back
 from roster.api import requests
@@ -127,6 +127,13 @@ class AgentSerializer(serializers.Serializer[Agent]):
 
 class AgentDetailSerializer(AgentSerializer):
     messages = MessageSerializer(many=True, source="messages.all")
+    note = serializers.SerializerMethodField(
+        help_text="Names the node for which its messages wait, because it has the files of the conversation and is not "
+        "alive. Otherwise empty."
+    )
+
+    def get_note(self, agent: Agent) -> str:
+        return wait_note(agent)
 
 
 class EventSerializer(serializers.Serializer[AgentEvent]):
@@ -169,8 +176,8 @@ def _own_agent(request: Request, pk: int) -> Agent:
     return agent
 
 
-def _caller(request: Request) -> Caller:
-    return Caller(Call.Source.REST, cast(User, request.user), principal_of(request))
+def _requester_of(request: Request) -> Requester:
+    return Requester(Call.Source.REST, cast(User, request.user), principal_of(request))
 
 
 def _wants_stream(request: Request) -> bool:
@@ -197,7 +204,7 @@ class AgentsView(HallView, ListAPIView[Agent]):
         values = body_of(NewAgentSerializer, request.data)
         agent = create_agent(
             values["members"],
-            caller=_caller(request),
+            requester=_requester_of(request),
             name=values["name"],
             direct=values["direct"],
             model=values["model"],
@@ -235,7 +242,9 @@ class AgentMessagesView(HallView):
         """
         agent = _own_agent(request, pk)
         values = body_of(NewMessageSerializer, request.data)
-        message = queue_message(agent, values["prompt"], caller=_caller(request), timeout=values.get("timeout"))
+        message = queue_message(
+            agent, values["prompt"], requester=_requester_of(request), timeout=values.get("timeout")
+        )
         if _wants_stream(request) and (response := stream(request, agent, 0, message)):
             return response
         return Response(MessageSerializer(message).data, status=status.HTTP_202_ACCEPTED)

@@ -18,7 +18,7 @@ from rest_framework.generics import ListAPIView
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call
 from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
@@ -258,7 +258,8 @@ class CallCancelView(HallView):
     def post(self, request: Request, pk: int) -> Response:
         """Cancel a call. A queued call ends at once (200). The runtime cancels a running call a moment later (202).
 
-        You can cancel your own calls, and the calls in members that you may stop.
+        You can cancel your own calls. With the permissions to view all calls and to stop the member, you can cancel
+        the calls of other users.
         """
         call = _get_call(request, pk)
         access.require_cancel(principal_of(request), call.member.name, call.requested_by_id)
@@ -318,7 +319,7 @@ class InvokeView(ToolVerbView):
             name,
             tool,
             requests.call_arguments(request),
-            caller=Caller(Call.Source.REST, cast(User, request.user), principal_of(request)),
+            requester=Requester(Call.Source.REST, cast(User, request.user), principal_of(request)),
             idempotency_key=requests.idempotency_key(request),
         )
         response = _response_to_change(request, call)

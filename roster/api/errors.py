@@ -32,6 +32,7 @@ from mcp_runtime.protocol.errors import (
     TooManyCallsError,
     UnknownAgentError,
     UnknownMemberError,
+    UnknownNodeError,
     UnknownToolError,
 )
 from mcp_runtime.rows.database import damage
@@ -49,6 +50,7 @@ ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
     NotCancellableError: (status.HTTP_409_CONFLICT, "not_cancellable"),
     MemberInUseError: (status.HTTP_409_CONFLICT, "member_in_use"),
     UnknownAgentError: (status.HTTP_404_NOT_FOUND, "unknown_agent"),
+    UnknownNodeError: (status.HTTP_404_NOT_FOUND, "unknown_node"),
     AgentUnavailableError: (status.HTTP_503_SERVICE_UNAVAILABLE, "agent_unavailable"),
     IdempotencyConflictError: (status.HTTP_422_UNPROCESSABLE_ENTITY, "idempotency_conflict"),
     TokenError: (status.HTTP_401_UNAUTHORIZED, "authentication_failed"),

@@ -7,7 +7,8 @@ dead runtime left, and values that the principal may not see.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Collection
+from typing import Any, cast
 
 from django.db.models import QuerySet
 from django.db.models.fields.json import KT
@@ -22,12 +23,14 @@ from rest_framework.response import Response
 from mcp_runtime.control.members import (
     FORCIBLE_VERBS,
     MEMBER_VERBS,
-    live_runtime,
+    folder_notes,
+    log_note,
     log_tail,
     members_of_roster,
     true_row,
     visible_tools,
 )
+from mcp_runtime.control.nodes import Liveness, read_liveness
 from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
 from roster.api.base import REFUSED, HallView, NewestFirst, query_of
@@ -42,17 +45,19 @@ MAX_LINES = 5000
 
 
 class RuntimeSerializer(serializers.Serializer[Any]):
-    alive = serializers.BooleanField()
-    holder = serializers.CharField(allow_null=True, help_text="The process and its host.")
+    alive = serializers.BooleanField(help_text="Whether the runtime of any node is alive.")
+    holder = serializers.CharField(
+        allow_null=True, help_text="The process and its host. If several nodes are alive, that of one of them."
+    )
 
 
-def visible_row(row: GuildMember, principal: Principal, *, runtime_is_alive: bool) -> GuildMember:
+def visible_row(row: GuildMember, principal: Principal, live_ids: Collection[int]) -> GuildMember:
     """The row as `principal` may see it. Do not save it."""
     if not principal.may_read_log(row.name):
         row.last_error, row.progress = row.last_reason, ""
     if not principal.views_members:
         row.manifest = {}  # people write secret keys into its arguments
-    return true_row(row, runtime_is_alive=runtime_is_alive)
+    return true_row(row, live_ids=live_ids)
 
 
 class MemberSerializer(serializers.ModelSerializer[GuildMember]):
@@ -119,15 +124,24 @@ class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
     unresponsive = serializers.ChoiceField(choices=["show", "restart"], default="show")
     max_concurrency = serializers.IntegerField(help_text="The maximum number of concurrent calls.")
     protocol_version = serializers.CharField(default="", help_text="The version of a server without a handshake.")
+    node = serializers.DictField(default=dict, help_text="Which nodes may run it: labels, state and files.")
 
     def get_env(self, manifest: dict[str, Any]) -> list[str]:
         return sorted(manifest.get("env", {}))
 
 
 class MemberDetailSerializer(MemberSerializer):
-    """Everything an operator needs: what the folder says, the desired state, the status."""
+    """Everything an operator needs: what the folder says, the desired state, the status.
+
+    Its context has the `liveness`.
+    """
 
     manifest = serializers.SerializerMethodField()
+    folder_notes = serializers.SerializerMethodField(
+        help_text="Nodes that lack its folder or have other files of it. Empty if you may not see its manifest."
+    )
+    node = serializers.SerializerMethodField(help_text="The node that owns it. Null until a runtime has seen it.")
+    requested_node = serializers.SerializerMethodField(help_text="The node that it moves to. Null if it does not move.")
     tools_url = serializers.SerializerMethodField()
     logs_url = serializers.SerializerMethodField()
     status_changes_url = serializers.SerializerMethodField()
@@ -138,6 +152,9 @@ class MemberDetailSerializer(MemberSerializer):
             "directory",
             "manifest",
             "manifest_error",
+            "folder_notes",
+            "node",
+            "requested_node",
             "restart_requested_at",
             "refresh_requested_at",
             "last_error",
@@ -161,6 +178,19 @@ class MemberDetailSerializer(MemberSerializer):
     def get_manifest(self, row: GuildMember) -> dict[str, Any] | None:
         return dict(ManifestSerializer(row.manifest).data) if row.manifest else None
 
+    def get_folder_notes(self, row: GuildMember) -> list[str]:
+        return folder_notes(row) if row.manifest else []
+
+    def get_node(self, row: GuildMember) -> str | None:
+        return self._liveness.owner_of(row) or None
+
+    def get_requested_node(self, row: GuildMember) -> str | None:
+        return self._liveness.requested_node_of(row) or None
+
+    @property
+    def _liveness(self) -> Liveness:
+        return cast(Liveness, self.context["liveness"])
+
     def get_tools_url(self, row: GuildMember) -> str:
         return reverse("member-tools", args=[row.name])
 
@@ -176,39 +206,38 @@ class MembersSerializer(serializers.Serializer[Any]):
     members = MemberSerializer(many=True)
 
 
-def _runtime() -> dict[str, Any]:
-    holder = live_runtime()
+def _runtime(liveness: Liveness) -> dict[str, Any]:
+    holder = liveness.holder
     return {"alive": holder is not None, "holder": str(holder) if holder else None}
 
 
-def _members(principal: Principal, *, runtime_is_alive: bool) -> list[GuildMember]:
+def _members(principal: Principal, live_ids: Collection[int]) -> list[GuildMember]:
     rows = members_of_roster().select_related("port_allocation")
     # Lists do not show these columns. Decoding them for hundreds of members takes longer than everything else.
     rows = rows.defer("manifest", "server_info", "capabilities", "instructions")
-    return [
-        visible_row(row, principal, runtime_is_alive=runtime_is_alive) for row in rows if principal.reaches(row.name)
-    ]
+    return [visible_row(row, principal, live_ids) for row in rows if principal.reaches(row.name)]
 
 
-def _member_detail(row: GuildMember, principal: Principal) -> dict[str, Any]:
-    runtime_is_alive = live_runtime() is not None
-    return dict(MemberDetailSerializer(visible_row(row, principal, runtime_is_alive=runtime_is_alive)).data)
+def member_detail(row: GuildMember, principal: Principal) -> dict[str, Any]:
+    liveness = read_liveness()
+    visible = visible_row(row, principal, liveness.live_ids)
+    return dict(MemberDetailSerializer(visible, context={"liveness": liveness}).data)
 
 
 class MembersView(HallView):
     @extend_schema(operation_id="members_list", responses=MembersSerializer)
     def get(self, request: Request) -> Response:
         """Every member that is there for you, without its tools."""
-        runtime = _runtime()
-        rows = _members(principal_of(request), runtime_is_alive=runtime["alive"])
-        return Response({"runtime": runtime, "members": MemberSerializer(rows, many=True).data})
+        liveness = read_liveness()
+        rows = _members(principal_of(request), liveness.live_ids)
+        return Response({"runtime": _runtime(liveness), "members": MemberSerializer(rows, many=True).data})
 
 
 class MemberView(HallView):
     @extend_schema(responses={200: MemberDetailSerializer, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
         """Everything the hall knows of one member: its manifest, its desired state, its status."""
-        return Response(_member_detail(reachable_member(request, name), principal_of(request)))
+        return Response(member_detail(reachable_member(request, name), principal_of(request)))
 
 
 class VerbOptions(serializers.Serializer[Any]):
@@ -232,7 +261,7 @@ class MemberVerbView(HallView):
         row = controlled_member(request, name)
         force = {"force": True} if query_of(VerbOptions, request)["force"] and self.verb in FORCIBLE_VERBS else {}
         MEMBER_VERBS[self.verb](row, **force)
-        return Response(_member_detail(row, principal_of(request)), status=status.HTTP_202_ACCEPTED)
+        return Response(member_detail(row, principal_of(request)), status=status.HTTP_202_ACCEPTED)
 
 
 # The roster: every member with its tools, requested often ---------------------------------------------------------
@@ -282,8 +311,8 @@ class RosterView(HallView):
 
         In a constant number of queries.
         """
-        runtime, principal = _runtime(), principal_of(request)
-        rows = _members(principal, runtime_is_alive=runtime["alive"])
+        liveness, principal = read_liveness(), principal_of(request)
+        rows = _members(principal, liveness.live_ids)
         names = {row.pk: row.name for row in rows}
         tools: dict[int, list[dict[str, str]]] = defaultdict(list)
         visible = Tool.objects.filter(visible_tools(), member__removed_at=None).order_by("position")
@@ -294,7 +323,7 @@ class RosterView(HallView):
             {**values, "tools": tools[row.pk]}
             for row, values in zip(rows, MemberSerializer(rows, many=True).data, strict=True)
         ]
-        return Response({"runtime": runtime, "members": members})
+        return Response({"runtime": _runtime(liveness), "members": members})
 
 
 # What happened ----------------------------------------------------------------------------------------------------
@@ -308,6 +337,10 @@ class LogFilters(serializers.Serializer[Any]):
 
 class LogSerializer(serializers.Serializer[Any]):
     lines = serializers.ListField(child=serializers.CharField(), help_text="Oldest first.")
+    note = serializers.CharField(
+        help_text="Names the node with the log, if it is another than that of this machine. Then the lines are those "
+        "that the member wrote on this machine. Otherwise empty."
+    )
 
 
 class MemberLogsView(HallView):
@@ -319,7 +352,7 @@ class MemberLogsView(HallView):
         """
         row = reachable_member(request, name)
         access.require_log(principal_of(request), name)
-        return Response({"lines": log_tail(row, query_of(LogFilters, request)["lines"])})
+        return Response({"lines": log_tail(row, query_of(LogFilters, request)["lines"]), "note": log_note(row)})
 
 
 class StatusChangeSerializer(serializers.ModelSerializer[StatusChange]):

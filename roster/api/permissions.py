@@ -38,6 +38,16 @@ class MayControl(BasePermission):
         return principal_of(request).controls
 
 
+class MayViewNodes(BasePermission):
+    """View the nodes of the hall, as in the admin. Their numbers are about all members."""
+
+    message = f"This needs the permission {access.VIEW_NODES}, and a token that is for everything its user may do."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        may_view = request.user.has_perm(access.VIEW_NODES) or request.user.has_perm(access.CHANGE_NODES)
+        return may_view and not principal_of(request).is_narrowed
+
+
 class MayInvoke(BasePermission):
     """Call tools, directly or with an agent."""
 

@@ -6,7 +6,8 @@ from django.urls import path, re_path, register_converter
 from django.urls.converters import StringConverter
 
 from mcp_runtime.control.members import MEMBER_VERBS
-from roster.api import agent_config, agents, calls, members, meta, statistics, tokens, tools
+from mcp_runtime.control.nodes import NODE_VERBS
+from roster.api import agent_config, agents, calls, members, meta, nodes, statistics, tokens, tools
 
 
 class ToolNameConverter(StringConverter):
@@ -26,6 +27,7 @@ urlpatterns = [
         path(f"members/<str:name>/{verb}/", members.MemberVerbView.as_view(verb=verb), name=f"member-{verb}")
         for verb in MEMBER_VERBS
     ),
+    path("members/<str:name>/move/", nodes.MemberMoveView.as_view(), name="member-move"),
     path("members/<str:name>/logs/", members.MemberLogsView.as_view(), name="member-logs"),
     path("members/<str:name>/status-changes/", members.MemberStatusChangesView.as_view(), name="member-status-changes"),
     path("members/<str:name>/statistics/", statistics.MemberStatisticsView.as_view(), name="member-statistics"),
@@ -40,6 +42,13 @@ urlpatterns = [
         for verb in ("enable", "disable")
     ),
     path("members/<str:name>/tools/<tool_name:tool>/", tools.ToolView.as_view(), name="tool"),
+    path("nodes/", nodes.NodesView.as_view(), name="nodes"),
+    path("nodes/<str:node>/remove/", nodes.NodeRemoveView.as_view(), name="node-remove"),
+    path("nodes/rebalance/", nodes.RebalanceView.as_view(), name="nodes-rebalance"),
+    *(
+        path(f"nodes/<str:node>/{verb}/", nodes.NodeVerbView.as_view(verb=verb), name=f"node-{verb}")
+        for verb in NODE_VERBS
+    ),
     path("calls/", calls.CallsView.as_view(), name="calls"),
     path("calls/<int:pk>/", calls.CallView.as_view(), name="call"),
     path("calls/<int:pk>/cancel/", calls.CallCancelView.as_view(), name="call-cancel"),

@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import OperationalError, connection
 
-from roster.database import unpooled
+from mcp_runtime.rows.database import unpooled
 from roster.models import Hall
 
 

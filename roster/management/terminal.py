@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.system import console
 from roster import tokens
 from roster.management.users import find_user
@@ -46,9 +46,9 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 # Who --------------------------------------------------------------------------------------------------------------
 
 
-def caller(source: Call.Source, user: str | None) -> Caller:
-    """The caller for this user. Without a user, the operator, who may do everything. Raises CommandError."""
-    return Caller(source, None if user is None else find_user(user))
+def requester_of(source: Call.Source, user: str | None) -> Requester:
+    """The requester for this user. Without a user, the operator, who may do everything. Raises CommandError."""
+    return Requester(source, None if user is None else find_user(user))
 
 
 # Types of options -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ of a member, a call or a token goes into the module of that noun, with a migrati
 
 from roster.models.agents import Agent, AgentEvent, AgentMessage
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
-from roster.models.hall import Hall
+from roster.models.hall import Hall, Node
 from roster.models.members import GuildMember, MemberGroup, PortAllocation, StatusChange, Tool
 from roster.models.tokens import Token, TokenClient, TokenLimit
 
@@ -22,6 +22,7 @@ __all__ = [
     "GuildMember",
     "Hall",
     "MemberGroup",
+    "Node",
     "PortAllocation",
     "Preset",
     "StatusChange",

@@ -46,6 +46,15 @@ class Agent(models.Model):
     )
     created_at = models.DateTimeField(default=timezone.now)
     sdk_session_id = models.CharField(max_length=100, blank=True, help_text="The session that the Agent SDK resumes.")
+    node = models.ForeignKey(
+        "roster.Node",
+        null=True,
+        blank=True,
+        editable=False,
+        on_delete=models.SET_NULL,
+        related_name="agents",
+        help_text="The node with the files of the conversation. Empty until the first message runs.",
+    )
 
     class Meta:
         ordering = ["-id"]

@@ -41,6 +41,13 @@ class GuildMember(models.Model):
     removed_at = models.DateTimeField(
         null=True, blank=True, help_text="The time when the hall noticed that the folder is gone."
     )
+    digest = models.CharField(
+        max_length=64,
+        db_default="",
+        blank=True,
+        editable=False,
+        help_text="The digest of the folder on the node that owns it.",
+    )
 
     # The desired state. Written through mcp_runtime.control.
     enabled = models.BooleanField(
@@ -59,6 +66,22 @@ class GuildMember(models.Model):
 
     # In `last_error`, between the sentence and the member's last lines.
     TAIL_MARK = ". Last output:\n"
+
+    # The owner. mcp_runtime.rows.ownership writes it. Only the runtime with this lease writes the observed state.
+    node = models.ForeignKey(
+        "roster.Node", null=True, blank=True, editable=False, on_delete=models.SET_NULL, related_name="members"
+    )
+    lease_id = models.UUIDField(
+        null=True, blank=True, editable=False, help_text="The lease of the runtime that owns it, or owned it last."
+    )
+    epoch = models.BigIntegerField(
+        db_default=0, editable=False, help_text="Changes with every change of the owner, and with every start."
+    )
+    # Written through mcp_runtime.control, and by mcp_runtime.members.discovery if the folder is only on another node.
+    # The owner gives the member away, and then it is empty.
+    requested_node = models.ForeignKey(
+        "roster.Node", null=True, blank=True, on_delete=models.SET_NULL, related_name="requested_members"
+    )
 
     # The observed state. mcp_runtime.members.status writes it when the status changes. Between two changes other
     # modules of mcp_runtime.members write some of it:
@@ -171,6 +194,16 @@ class GuildMember(models.Model):
         return float(self.manifest.get("tool_timeouts", {}).get(tool_name, self.call_timeout))
 
     @property
+    def node_labels(self) -> frozenset[str]:
+        """The labels that a node needs to run it."""
+        return frozenset(self.manifest.get("node", {}).get("labels", ()))
+
+    @property
+    def state(self) -> str:
+        """Where the member keeps its data: `local`, `shared` or `none`."""
+        return self.manifest.get("node", {}).get("state") or ("none" if self.server_url else "local")
+
+    @property
     def max_concurrency(self) -> int:
         """Calls that may run in it at the same time."""
         return int(self.manifest.get("max_concurrency", 16))
@@ -195,14 +228,16 @@ class MemberGroup(models.Model):
 class PortAllocation(models.Model):
     """The claim on a port, for the lifetime of one server process (REQ-MCP-HTTP-5, 8, 10, 11, 32)."""
 
-    port = models.PositiveIntegerField(unique=True)
+    port = models.PositiveIntegerField()
+    lease_id = models.UUIDField(null=True, editable=False, help_text="The lease of the runtime that uses the port.")
     member = models.OneToOneField(GuildMember, on_delete=models.CASCADE, related_name="port_allocation")
     allocated_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
         ordering = ["port"]
         constraints = [
-            models.CheckConstraint(condition=Q(port__gte=20000, port__lte=30000), name="port_is_in_the_managed_range")
+            models.CheckConstraint(condition=Q(port__gte=20000, port__lte=30000), name="port_is_in_the_managed_range"),
+            models.UniqueConstraint(fields=["lease_id", "port"], name="port_is_unique_in_its_runtime"),
         ]
 
     def __str__(self) -> str:

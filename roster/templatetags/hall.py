@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from roster.admin import present
-from roster.models import Agent, Call, GuildMember, PortAllocation, StatusChange, Token, Tool
+from roster.models import Agent, Call, GuildMember, Node, PortAllocation, StatusChange, Token, Tool
 
 register = template.Library()
 
@@ -44,12 +44,13 @@ _PLACES: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
     ("Tokens", "admin:roster_token_changelist", Token, ()),
 ]
 _MORE: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
-    ("Members as a list", "admin:roster_guildmember_changelist", GuildMember, ()),
+    ("Member list", "admin:roster_guildmember_changelist", GuildMember, ()),
     ("Status changes", "admin:roster_statuschange_changelist", StatusChange, ()),
     ("Ports", "admin:roster_portallocation_changelist", PortAllocation, ()),
+    ("Nodes", "admin:roster_node_changelist", Node, ()),
     ("Users", "admin:auth_user_changelist", User, ()),
     ("Groups", "admin:auth_group_changelist", Group, ()),
-    ("All lists, my actions", "admin:lists", None, ()),
+    ("All tables, recent actions", "admin:lists", None, ()),
     ("API", "docs", None, ()),
 ]
 

@@ -1,4 +1,4 @@
-"""Twenty classes of attack that broke servers of this kind, and which attack of ours tries each, or why none does."""
+"""Twenty classes of attack that broke similar servers, each with its attacks and tests, or the reason for none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Class:
-    """`attacks`: by name. `tests`: of pytest, where the class needs no hall. `reason`: what does not apply, and why."""
+    """`attacks`: their names. `tests`: files of pytest, if no hall is needed. `reason`: why a part does not apply."""
 
     name: str
     attacks: tuple[str, ...] = ()
@@ -73,7 +73,9 @@ CLASSES = {
 def table() -> str:
     """One line for each class."""
     lines = []
-    for number, one in CLASSES.items():
-        tried = ", ".join((*one.attacks, *one.tests)) or "does not apply"
-        lines.append(f"J{number:<3} {one.name}: {tried}{f' ({one.reason})' if one.reason else ''}")
+    for number, attack_class in CLASSES.items():
+        tests = ", ".join((*attack_class.attacks, *attack_class.tests)) or "does not apply"
+        lines.append(
+            f"J{number:<3} {attack_class.name}: {tests}{f' ({attack_class.reason})' if attack_class.reason else ''}"
+        )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Clients as raw as an attack needs them: JSON-RPC to the gateway, REST to the web, and bytes to either."""
+"""Raw clients for attacks: JSON-RPC to the gateway, REST to the web, and bytes to both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 MODERN = "2026-07-28"
 META = "io.modelcontextprotocol/"
 LEGACY = "2025-06-18"
-SECONDS = 40.0  # for any one answer
+TIMEOUT = 40.0  # seconds, for each response
 
 
 @dataclass(frozen=True)
@@ -25,42 +25,42 @@ class Reply:
 
     @property
     def messages(self) -> list[Any]:
-        """The JSON-RPC messages, whole or as events. Raises ValueError for what is not strict JSON."""
+        """The JSON-RPC messages, from JSON or from events. Raises ValueError if it is not strict JSON."""
         if not self.headers.get("content-type", "").startswith("text/event-stream"):
             return [strict_json(self.body)] if self.body else []
         events = self.body.replace(b"\r\n", b"\n").split(b"\n\n")
         data = [b"\n".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: ")) for event in events]
-        return [strict_json(one) for one in data if one]
+        return [strict_json(item) for item in data if item]
 
     @property
     def text(self) -> str:
-        """What the tool said; empty where there is no result."""
+        """The text of the tool's result. Empty if there is no result."""
         last = self.messages[-1] if self.messages else {}
         content = (last.get("result") or {}).get("content") or [{}] if isinstance(last, dict) else [{}]
         return str(content[0].get("text", ""))
 
 
 def strict_json(body: bytes) -> Any:
-    """Raises ValueError for invalid UTF-8, doubled keys at the top, NaN, and depth that no client reads."""
+    """Raises ValueError for invalid UTF-8, duplicate keys, NaN, and too deep nesting."""
 
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no JSON")
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) != len(pairs):
             raise ValueError("a key is there twice")
         return dict(pairs)
 
     try:
-        return json.loads(body.decode(), parse_constant=refuse, object_pairs_hook=once)
+        return json.loads(body.decode(), parse_constant=refuse, object_pairs_hook=refuse_duplicates)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
 
 
 class Client:
-    """One principal at one address of a server, on one kept-alive connection that is opened again when it broke."""
+    """One principal at one address of a server, on one persistent connection. It is opened again after an error."""
 
-    def __init__(self, port: int, token: str = "", path: str = "/mcp", seconds: float = SECONDS) -> None:
+    def __init__(self, port: int, token: str = "", path: str = "/mcp", seconds: float = TIMEOUT) -> None:
         self.port, self.path, self.ids = port, path, itertools.count(1)
         self.headers = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
         if token:
@@ -78,12 +78,12 @@ class Client:
 
     def request(self, verb: str, path: str, body: bytes | None = None, **headers: str) -> Reply:
         """Header names with _ for -. Raises OSError and HTTPException."""
-        named = {**self.headers, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        all_headers = {**self.headers, **{name.replace("_", "-"): value for name, value in headers.items()}}
         try:
-            self._connection.request(verb, path, body, named)
+            self._connection.request(verb, path, body, all_headers)
             response = self._connection.getresponse()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            return Reply(response.status, told, response.read())
+            response_headers = {name.lower(): value for name, value in response.getheaders()}
+            return Reply(response.status, response_headers, response.read())
         except BaseException:
             self._connection.close()
             raise
@@ -102,8 +102,8 @@ class Client:
         return self
 
     def call(self, tool: str, arguments: Any, *, modern: bool = False, request_id: Any = None) -> Reply:
-        asked = next(self.ids) if request_id is None else request_id
-        message, headers = call_message(tool, arguments, asked, modern=modern)
+        message_id = next(self.ids) if request_id is None else request_id
+        message, headers = call_message(tool, arguments, message_id, modern=modern)
         return self.post(message, **headers)
 
     def rest(self, verb: str, path: str, body: Any = None, **headers: str) -> Reply:
@@ -121,13 +121,13 @@ def call_message(
     return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}, headers
 
 
-def raw(port: int, data: bytes, *, seconds: float = 3.0, quiet: float = 0.25) -> bytes:
-    """What comes back until the server closes, is quiet for a moment after an answer, or time is over."""
+def send_bytes(port: int, data: bytes, *, seconds: float = 3.0, quiet: float = 0.25) -> bytes:
+    """Send bytes. Returns the bytes until the server closes, sends nothing for `quiet` seconds, or time is over."""
     received, deadline = b"", time.monotonic() + seconds
-    with contextlib.suppress(OSError), opened(port) as connection:
+    with contextlib.suppress(OSError), connect(port) as connection:
         connection.sendall(data)
-        while (left := deadline - time.monotonic()) > 0:
-            connection.settimeout(min(left, quiet if received else left))
+        while (remaining := deadline - time.monotonic()) > 0:
+            connection.settimeout(min(remaining, quiet if received else remaining))
             part = connection.recv(65_536)
             if not part:
                 break
@@ -135,5 +135,5 @@ def raw(port: int, data: bytes, *, seconds: float = 3.0, quiet: float = 0.25) ->
     return received
 
 
-def opened(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT)

@@ -1,9 +1,9 @@
-"""`make fuzz`: the parsers fed by atheris, guided by coverage; what it finds becomes lines of the corpus.
+"""`make fuzz`: atheris tests the parsers, guided by coverage. New inputs become lines of the corpus.
 
     python -m tests.attack.fuzz [TARGET...] [--seconds N]
 
-Each target runs in a process of its own, for the engine ends its process. An input that breaks a promise is added to
-the corpus and ends the run with status 1; the others are kept where they reach something new.
+Each target runs in its own process, because the engine ends its process. An input that breaks a promise is added to
+the corpus and ends the run with status 1. Other inputs are added if they reach new code.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.attack import corpus
 
 TARGETS = ["http", "sse", "jsonrpc", "message"]
 ROOT = Path(__file__).resolve().parent.parent.parent
-# What the engine would be long in finding by chance, one byte after another.
-WORDS = {
+# Words that the engine would find only slowly by chance.
+DICTIONARY = {
     "http": [
         *("GET / HTTP/1.1\r\n", "POST /mcp HTTP/1.1\r\n", "HTTP/1.0\r\n", "Host: a\r\n", "Connection: close\r\n"),
         *("Content-Length: 5\r\n", "Transfer-Encoding: chunked\r\n", "Expect: 100-continue\r\n", "\r\n\r\n"),
@@ -53,12 +53,12 @@ WORDS = {
         ),
     ],
 }
-MAX_KEPT = 200  # inputs of a target; the shortest ones of those that reach something
-MAX_BYTES = 600  # of an input
+MAX_INPUTS = 200  # inputs of a target, the shortest ones first
+MAX_BYTES = 600  # in an input
 
 
 def work(target: str, engine: str, *options: str) -> None:
-    """In the child: does not return. `engine` is the script that starts another one: merging does, by a shell."""
+    """Run the engine in the child, and do not return. Merging uses the script `engine` to start another child."""
     import atheris
 
     with atheris.instrument_imports(include=["mcp_runtime", "tests.attack.parsers"]):
@@ -68,38 +68,40 @@ def work(target: str, engine: str, *options: str) -> None:
 
 
 def run(target: str, seconds: int) -> bool:
-    """Whether nothing was found. The corpus is written again: what it had, and what reaches something new."""
-    known = corpus.load(target)
+    """Whether no input broke a promise. Adds inputs that reach new code to the corpus."""
+    known_inputs = corpus.load(target)
     with tempfile.TemporaryDirectory() as folder:
-        seeds, grown, merged, found = (Path(folder) / name for name in ("seeds", "grown", "merged", "found"))
-        for path in (seeds, grown, merged, found):
+        seeds, output, merged, failures = (Path(folder) / name for name in ("seeds", "output", "merged", "failures"))
+        for path in (seeds, output, merged, failures):
             path.mkdir()
         engine = Path(folder) / "engine"
         engine.write_text(f'#!/bin/sh\nexec {sys.executable} -m tests.attack.fuzz --child {target} "$0" "$@"\n')
         engine.chmod(0o700)
-        for data in known:
+        for data in known_inputs:
             (seeds / hashlib.sha256(data).hexdigest()).write_bytes(data)
-        words = "".join(f'"{_escaped(word)}"\n' for word in WORDS[target])
+        words = "".join(f'"{_escaped(word)}"\n' for word in DICTIONARY[target])
         (Path(folder) / "words").write_text(words)
         limits = [
             f"-dict={folder}/words",
             f"-max_len={MAX_BYTES}",
-            f"-artifact_prefix={found}/",
+            f"-artifact_prefix={failures}/",
             "-verbosity=0",
             "-print_final_stats=1",
         ]
-        fuzzing = [engine, f"-max_total_time={seconds}", *limits, grown, seeds]
-        code = subprocess.run(fuzzing, cwd=ROOT, check=False).returncode
-        subprocess.run([engine, "-merge=1", *limits, merged, seeds, grown], cwd=ROOT, check=False, capture_output=True)
-        kept = sorted({path.read_bytes() for path in merged.iterdir()} - set(known), key=lambda data: (len(data), data))
-        broken = sorted({path.read_bytes() for path in found.iterdir()} - set(known))
-    corpus.save(target, [*known, *broken, *kept[: max(0, MAX_KEPT - len(known))]])
-    print(f"{target}: {len(broken)} inputs broke a promise, {len(corpus.load(target))} are kept", flush=True)
-    return code == 0 and not broken
+        command = [engine, f"-max_total_time={seconds}", *limits, output, seeds]
+        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        subprocess.run([engine, "-merge=1", *limits, merged, seeds, output], cwd=ROOT, check=False, capture_output=True)
+        new_inputs = sorted(
+            {path.read_bytes() for path in merged.iterdir()} - set(known_inputs), key=lambda data: (len(data), data)
+        )
+        broken_inputs = sorted({path.read_bytes() for path in failures.iterdir()} - set(known_inputs))
+    corpus.save(target, [*known_inputs, *broken_inputs, *new_inputs[: max(0, MAX_INPUTS - len(known_inputs))]])
+    print(f"{target}: {len(broken_inputs)} inputs broke a promise, {len(corpus.load(target))} are kept", flush=True)
+    return code == 0 and not broken_inputs
 
 
 def _escaped(word: str) -> str:
-    """As the engine's dictionaries write bytes."""
+    """The word in the notation of the engine's dictionaries."""
     return "".join(f"\\x{byte:02x}" for byte in word.encode())
 
 
@@ -108,8 +110,8 @@ def main() -> int:
     parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], metavar="TARGET", help=", ".join(TARGETS))
     parser.add_argument("--seconds", type=int, default=60, help="for each target (60)")
     options = parser.parse_args()
-    held = [run(target, options.seconds) for target in options.targets or TARGETS]
-    return 0 if all(held) else 1
+    results = [run(target, options.seconds) for target in options.targets or TARGETS]
+    return 0 if all(results) else 1
 
 
 if __name__ == "__main__":

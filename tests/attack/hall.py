@@ -1,4 +1,4 @@
-"""The hall under attack: `manage.py up` on a folder and ports of its own, hostile members beside an honest one."""
+"""The hall under attack: `manage.py up` with its own folder and ports, and hostile members beside an honest one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from bench.hall import ROOT, BenchHall, family, is_member, wait_until
 from tests.attack.client import Client
 
 MEMBER = Path(__file__).parent / "members" / "member.py"
-# What a shell would run, if one stood between manifest and process.
+# Arguments that a shell between manifest and process would run.
 SHELL_WORDS = ["$(touch pwned-1)", ";touch pwned-2", "`touch pwned-3`", "| touch pwned-4", "${IFS}"]
-# Members, and the modes of the program that is behind each.
+# The members, and the modes of their program.
 MEMBERS = {
     "neighbour": [],
     "hostile": SHELL_WORDS,
@@ -32,7 +32,7 @@ MEMBERS = {
     "twin": ["tools=x__echo,echo"],
     "twin__x": ["tools=echo,_echo"],
 }
-SHIPPED = ["example", "notes"]
+SHIPPED_MEMBERS = ["example", "notes"]
 CLIENTS = 64
 MAKE_PRINCIPALS = """
 import json
@@ -55,15 +55,15 @@ print(json.dumps(tokens))
 
 
 class Canary:
-    """An address on loopback that nobody has a reason to ask, and all that was asked there: paths and headers."""
+    """A local address that nobody should request. `requests` has the paths and headers of all requests."""
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
-        heard = self.heard
+        self.requests: list[str] = []
+        requests = self.requests
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                heard.append(f"{self.path} {self.headers}")
+                requests.append(f"{self.path} {self.headers}")
                 self.send_response(200)
                 self.end_headers()
 
@@ -82,7 +82,7 @@ class Canary:
 
 
 class Hall(BenchHall):
-    """`tokens`: of each principal. `log`: what the operator's console shows."""
+    """`tokens`: the token of each principal. `log`: the output on the operator's console."""
 
     def __init__(self) -> None:
         super().__init__(0, prepare=False)
@@ -93,9 +93,9 @@ class Hall(BenchHall):
         for name, modes in MEMBERS.items():
             self.add_program(name, "${PORT}", *modes)
         self.add_program("pipe", "stdio", transport="stdio")
-        for name in SHIPPED:
+        for name in SHIPPED_MEMBERS:
             shutil.copytree(ROOT / "guild-members" / name, self.folder / "members" / name)
-        self.names = [*MEMBERS, *SHIPPED, "pipe"]
+        self.names = [*MEMBERS, *SHIPPED_MEMBERS, "pipe"]
         self.tokens: dict[str, str] = {}
 
     def add_program(self, name: str, *argv: str, **manifest: Any) -> None:
@@ -107,32 +107,32 @@ class Hall(BenchHall):
         wait_until(self._answers, 60, "the web answers")
         self.tokens = json.loads(self.manage("shell", "-v0", "-c", MAKE_PRINCIPALS % CLIENTS).splitlines()[-1])
         self.wait_connected(self.tokens["root"])
-        wait_until(self._lists_everybody, 30, "the gateway lists the tools of every member")
+        wait_until(self._lists_all_members, 30, "the gateway lists the tools of every member")
 
-    def _lists_everybody(self) -> bool:
+    def _lists_all_members(self) -> bool:
         with contextlib.suppress(OSError, KeyError), self.client("root").begin() as client:
             reply = client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
             tools = {tool["name"].partition("__")[0] for tool in reply.messages[-1]["result"]["tools"]}
-            return tools >= set(self.names) - {"twin__x"}  # its names begin like those of `twin`
+            return tools >= set(self.names) - {"twin__x"}  # its names begin with the same words as those of `twin`
         return False
 
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
-        """A command, whatever its exit code."""
+        """Run a command. Any exit code is allowed."""
         argv = (sys.executable, "manage.py", *argv)
         return subprocess.run(argv, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120)
 
     # Principals -------------------------------------------------------------------------------------------------------
 
     def client(self, principal: str, path: str = "/mcp", seconds: float = 40.0) -> Client:
-        """At the gateway."""
+        """A client of the gateway."""
         return Client(self.gateway_port, self.tokens[principal], path, seconds)
 
     def web(self, principal: str, seconds: float = 40.0) -> Client:
-        """At the REST API; anonymous for an empty name."""
+        """A client of REST. It is anonymous if the name is empty."""
         return Client(self.port, self.tokens.get(principal, ""), seconds=seconds)
 
     def marks(self, member: str = "neighbour") -> list[str]:
-        """What the tool `mark` was called with: a call that ran left its text here."""
+        """The texts of all calls of the tool `mark` that ran."""
         path = self.folder / "members" / member / "marks.log"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -140,10 +140,10 @@ class Hall(BenchHall):
 
     @property
     def processes(self) -> list[psutil.Process]:
-        return [one for root in self._processes for one in family(psutil.Process(root.pid))]
+        return [process for root in self._processes for process in family(psutil.Process(root.pid))]
 
     def memory(self) -> int:
-        """Bytes of web, guard and worker."""
+        """The memory of web, guard and worker, in bytes."""
         total = 0
         for process in self.processes:
             with contextlib.suppress(psutil.Error):
@@ -151,7 +151,7 @@ class Hall(BenchHall):
         return total
 
     def pid_of(self, member: str) -> int | None:
-        """While it is connected."""
+        """The pid of a member, or None if it is not connected."""
         with self.web("root") as client:
             row = json.loads(client.rest("GET", f"/api/members/{member}/").body)
         return int(row["pid"]) if row["status"] == "connected" else None
@@ -169,7 +169,7 @@ def hall_under_attack() -> Iterator[Hall]:
 
 
 def eventually(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether it became true in time."""
+    """Whether the condition became true in time."""
     try:
         wait_until(condition, seconds, "")
     except SystemExit:

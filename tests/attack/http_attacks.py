@@ -1,4 +1,4 @@
-"""Malformed and ambiguous HTTP/1.1 against gateway and web: never two answers for one request, nothing smuggled."""
+"""Malformed and ambiguous HTTP/1.1 at gateway and web. One request never gets two responses or smuggles another."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from tests.attack.client import call_message, raw
+from tests.attack.client import call_message, send_bytes
 from tests.attack.hall import Hall
 from tests.attack.tally import Tally
 
-# One request after its authority, token and smuggled request are filled in: {S} is a whole request of its own,
-# {N} its length, {H} the length in hexadecimal.
+# Templates of requests. {S} is the smuggled request, {N} its length, and {H} its length in hexadecimal.
 HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\n"
 FRAMINGS = {
     "CL.TE": "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n{S}",
@@ -96,10 +95,10 @@ FRAMINGS = {
     "chunked body is a request": "Transfer-Encoding: chunked\r\n\r\n{H}\r\n{S}\r\n0\r\n\r\n",
     "chunk extension": "Transfer-Encoding: chunked\r\n\r\n{H};a=b\r\n{S}\r\n0;c\r\n\r\n",
 }
-ANSWER = re.compile(rb"HTTP/1\.[01] [2-5]\d\d ")
-# By the RFC two requests, one behind the other: two answers are right.
+STATUS_LINE = re.compile(rb"HTTP/1\.[01] [2-5]\d\d ")
+# By the RFC these are two requests, one after the other, so two responses are right.
 PIPELINED = {"no framing", "TE underscore name"}
-# Whole beginnings of a connection.
+# First bytes of a connection.
 STARTS = {
     "HTTP/0.9": "GET /\r\n\r\n{S}",
     "HTTP/2 preface": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n{S}",
@@ -135,30 +134,30 @@ def smuggling_at_the_web(hall: Hall, tally: Tally) -> None:
 
 
 def _smuggle(hall: Hall, tally: Tally, port: int, path: str, body: str, headers: str) -> None:
-    """Every framing once, the smuggled request carrying the attacker's own good token."""
+    """Try every framing once. The smuggled request has the attacker's valid token."""
     values = {"path": path, "host": f"127.0.0.1:{port}", "token": hall.tokens["attacker"]}
-    whole = HEAD.format(**values) + headers + f"Content-Length: {len(body) + 28}\r\n\r\n" + body
+    request_template = HEAD.format(**values) + headers + f"Content-Length: {len(body) + 28}\r\n\r\n" + body
 
     def attempt(case: tuple[str, str]) -> str:
         name, template = case
         mark = uuid.uuid4().hex
-        smuggled = whole.replace("MARK", mark)
-        data = _filled(template, smuggled, values).encode("latin-1", "replace")
-        answers = len(ANSWER.findall(raw(port, data)))
-        tally.expect(answers <= 1 or name in PIPELINED, f"two answers for one request: {name}")
+        smuggled = request_template.replace("MARK", mark)
+        data = _fill_in(template, smuggled, values).encode("latin-1", "replace")
+        count = len(STATUS_LINE.findall(send_bytes(port, data)))
+        tally.expect(count <= 1 or name in PIPELINED, f"two responses for one request: {name}")
         return "" if name in PIPELINED else mark
 
     with ThreadPoolExecutor(6) as pool:
         marks = list(pool.map(attempt, _cases()))
-    tally.expect(_fence(hall, port), "an honest call after the list was not answered right")
-    done = set(hall.marks())
+    tally.expect(_marked_call_runs(hall, port), "an honest call after the list got a wrong response")
+    marks_of_calls = set(hall.marks())
     for (name, _), mark in zip(_cases(), marks, strict=True):
-        tally.expect(mark not in done, f"the smuggled request ran: {name}")
-    _poisoned_prefix(hall, tally, port)
+        tally.expect(mark not in marks_of_calls, f"the smuggled request ran: {name}")
+    _poison_connections(hall, tally, port)
 
 
-def _fence(hall: Hall, port: int) -> bool:
-    """A marked call that ends behind all that were made before it."""
+def _marked_call_runs(hall: Hall, port: int) -> bool:
+    """Whether a marked call runs. It ends after all earlier calls."""
     mark = uuid.uuid4().hex
     if port == hall.port:
         with hall.web("victim") as client:
@@ -177,7 +176,7 @@ def _cases() -> Iterator[tuple[str, str]]:
     yield from STARTS.items()
 
 
-def _filled(template: str, smuggled: str, values: dict[str, str]) -> str:
+def _fill_in(template: str, smuggled: str, values: dict[str, str]) -> str:
     more = {"huge": "x" * 100_000, "many": "".join(f"X-{number}: y\r\n" for number in range(5000))}
     lengths = {"N": str(len(smuggled)), "H": f"{len(smuggled):x}"}
     for key, value in {**values, **more, **lengths, "S": smuggled}.items():
@@ -185,15 +184,17 @@ def _filled(template: str, smuggled: str, values: dict[str, str]) -> str:
     return template
 
 
-def _poisoned_prefix(hall: Hall, tally: Tally, port: int) -> None:
-    """A good request with the beginning of another one behind it: the next client is answered for what it asked."""
+def _poison_connections(hall: Hall, tally: Tally, port: int) -> None:
+    """Send a valid request with the beginning of another one. The next client must get the right response."""
     prefix = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\nGET /poison HTTP/1.1\r\nX: "
-    for number in range(tally.of(20, 5)):
-        raw(port, prefix.encode() if number % 2 else prefix.encode() + b"y" * 3000, seconds=0.5, quiet=0.02)
-        tally.expect(_is_right(hall, port), "an honest request behind a poisoned connection was not answered right")
+    for number in range(tally.share_of(20, 5)):
+        send_bytes(port, prefix.encode() if number % 2 else prefix.encode() + b"y" * 3000, seconds=0.5, quiet=0.02)
+        tally.expect(
+            _honest_call_succeeds(hall, port), "an honest request after a poisoned connection got a wrong response"
+        )
 
 
-def _is_right(hall: Hall, port: int) -> bool:
+def _honest_call_succeeds(hall: Hall, port: int) -> bool:
     if port == hall.port:
         with hall.web("victim") as client:
             return client.rest("GET", "/api/members/neighbour/").status == 200

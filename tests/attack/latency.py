@@ -1,7 +1,7 @@
-"""What an honest client waits beside an attack, and what another waits at a hall that shares only the machine with it.
+"""The latency of an honest client beside an attack, and of another one at a second hall on the same machine.
 
-Both at the same time. Processes that merely burn as much CPU would be in the way less: a hall at work wakes several
-processes for each request.
+Both are measured at the same time. Processes that only use CPU would be a weaker yardstick, because a hall wakes
+several processes for each request.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ SOURCES = ("gateway", "rest")
 
 @dataclass
 class Latency:
-    """Seconds that honest calls took, by source, and what failed of them."""
+    """The seconds of honest calls, by source, and their failures."""
 
-    took: dict[str, list[float]] = field(default_factory=lambda: {source: [] for source in SOURCES})
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {source: [] for source in SOURCES})
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Latency) -> None:
         for source in SOURCES:
-            self.took[source] += other.took[source]
+            self.seconds[source] += other.seconds[source]
         self.failures += other.failures
 
     @property
     def count(self) -> int:
-        return sum(map(len, self.took.values()))
+        return sum(map(len, self.seconds.values()))
 
     def p95(self, source: str) -> float:
-        """Milliseconds."""
-        took = sorted(self.took[source])
-        return took[math.ceil(len(took) * 0.95) - 1] * 1000 if took else math.nan
+        """The 95th percentile in milliseconds."""
+        seconds = sorted(self.seconds[source])
+        return seconds[math.ceil(len(seconds) * 0.95) - 1] * 1000 if seconds else math.nan
 
     def against(self, baseline: Latency) -> tuple[dict[str, float], str]:
         """The ratio of the 95th percentiles of each source, and the figures of both in words."""
@@ -47,8 +47,8 @@ class Latency:
 
 
 @contextlib.contextmanager
-def beside(hall: Hall) -> Iterator[Latency]:
-    """The neighbour at work; its figures are there when it is over."""
+def run_neighbour(hall: Hall) -> Iterator[Latency]:
+    """Run the neighbour during the block. The result is complete after the block."""
     argv = [sys.executable, "-m", "tests.attack.neighbour", str(hall.gateway_port), str(hall.port)]
     latency = Latency()
     neighbour = subprocess.Popen(
@@ -59,5 +59,5 @@ def beside(hall: Hall) -> Iterator[Latency]:
         neighbour.stdout.readline()  # ready
         yield latency
     finally:
-        told, _ = neighbour.communicate(timeout=60)
-        latency.add(Latency(**json.loads(told)))
+        output, _ = neighbour.communicate(timeout=60)
+        latency.add(Latency(**json.loads(output)))

@@ -1,7 +1,7 @@
-"""The honest client: calls the honest member through gateway and REST until stdin ends, then says how long each took.
+"""The honest client. Calls the honest member through gateway and REST until stdin ends, and prints the durations.
 
-`neighbour.py GATEWAY_PORT WEB_PORT TOKEN`. A process of its own, so that what an attack costs the attacker is not in
-the figures. A wrong answer, or none, is a failure: a neighbour sees nothing of an attack.
+`neighbour.py GATEWAY_PORT WEB_PORT TOKEN`. It is a separate process, so that the figures do not contain the work of the
+attacker. A wrong response, or none, is a failure, because an attack may not affect a neighbour.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from tests.attack.client import Client
 
 PAUSE = 0.03  # seconds between two calls
-PATIENCE = 10.0  # seconds for an answer; later is a failure
+PATIENCE = 10.0  # seconds for a response. A later one is a failure
 REST_PATH = "/api/members/neighbour/tools/echo/invoke/"
 
 
@@ -35,32 +35,32 @@ def over_rest(client: Client, text: str) -> bool:
 
 def main() -> None:
     gateway_port, web_port, token = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    ways: dict[str, tuple[Client, Callable[[Client, str], bool]]] = {
+    sources: dict[str, tuple[Client, Callable[[Client, str], bool]]] = {
         "gateway": (Client(gateway_port, token, seconds=PATIENCE), through_gateway),
         "rest": (Client(web_port, token, seconds=PATIENCE), over_rest),
     }
-    over = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
-    took: dict[str, list[float]] = {name: [] for name in ways}
+    end = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), end.set()), daemon=True).start()
+    seconds: dict[str, list[float]] = {name: [] for name in sources}
     failures: list[str] = []
     number = 0
-    while not over.wait(PAUSE):
-        for name, (client, call) in ways.items():
+    while not end.wait(PAUSE):
+        for name, (client, call) in sources.items():
             number += 1
-            began, right = time.perf_counter(), False
-            reason = "a wrong answer"
+            start, is_right = time.perf_counter(), False
+            reason = "a wrong response"
             try:
-                right = call(client, f"honest {number}")
+                is_right = call(client, f"honest {number}")
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
                 reason = repr(error)
-            took[name].append(time.perf_counter() - began)
-            if not right:
-                failures.append(f"{name}: {reason} after {took[name][-1]:.2f} s")
+            seconds[name].append(time.perf_counter() - start)
+            if not is_right:
+                failures.append(f"{name}: {reason} after {seconds[name][-1]:.2f} s")
                 with contextlib.suppress(OSError):
                     client.close()
         if number <= 2:
             print("ready", flush=True)
-    print(json.dumps({"took": took, "failures": failures}))
+    print(json.dumps({"seconds": seconds, "failures": failures}))
 
 
 if __name__ == "__main__":

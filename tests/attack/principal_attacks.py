@@ -1,4 +1,4 @@
-"""A principal with a good token of its own reaches for what is another's; and somebody who has no token at all."""
+"""Attacks of a principal with a valid token on data of other principals, and requests without a token."""
 
 from __future__ import annotations
 
@@ -8,86 +8,86 @@ import secrets
 from itertools import product
 from typing import Any
 
-from tests.attack.client import META, Client, Reply, call_message, raw, strict_json
+from tests.attack.client import META, Client, Reply, call_message, send_bytes, strict_json
 from tests.attack.hall import Hall
 from tests.attack.tally import Tally
 
 INVALID_PARAMS = -32602
-REFUSED = (400, 401, 403, 404, 405, 421)
+REFUSAL_STATUSES = (400, 401, 403, 404, 405, 421)
 PUBLIC = ("/healthz", "/readyz", "/static/", "/admin/login/")
 
 
 def ids_of_others(hall: Hall, tally: Tally) -> None:
-    """Sessions, event ids and calls of another principal: 404, and nothing of them is told."""
-    for number in range(tally.of(60, 5)):
+    """Sessions, event ids and calls of another principal get 404 without details."""
+    for number in range(tally.share_of(60, 5)):
         secret = secrets.token_hex(8)
         with hall.client("victim").begin() as victim, hall.client("attacker").begin() as attacker:
             victim.call("neighbour__echo", {"text": secret})
             session = victim.headers["Mcp-Session-Id"]
-            _stolen_session(tally, attacker, session, secret)
-            own = victim.call("neighbour__echo", {"text": secret})
-            tally.expect(own.text == secret, "the victim's session was ended by another principal")
-        _stolen_call(hall, tally, secret, number)
+            _use_stolen_session(tally, attacker, session, secret)
+            reply = victim.call("neighbour__echo", {"text": secret})
+            tally.expect(reply.text == secret, "the victim's session was ended by another principal")
+        _use_stolen_call(hall, tally, secret, number)
 
 
-def _stolen_session(tally: Tally, attacker: Client, session: str, secret: str) -> None:
-    own = attacker.headers["Mcp-Session-Id"]
+def _use_stolen_session(tally: Tally, attacker: Client, session: str, secret: str) -> None:
+    own_session = attacker.headers["Mcp-Session-Id"]
     attacker.headers["Mcp-Session-Id"] = session
     for verb in ("POST", "GET", "DELETE"):
         body = json.dumps(call_message("neighbour__echo", {"text": "x"}, 1)[0]).encode() if verb == "POST" else None
         reply = attacker.request(verb, "/mcp", body, Last_Event_ID="neighbour/1")
         tally.expect(reply.status == 404, f"{verb} in another's session answers {reply.status}")
-        tally.expect(secret.encode() not in reply.body, f"{verb} in another's session tells of it")
-    attacker.headers["Mcp-Session-Id"] = own
+        tally.expect(secret.encode() not in reply.body, f"{verb} in another's session returns its data")
+    attacker.headers["Mcp-Session-Id"] = own_session
 
 
-def _stolen_call(hall: Hall, tally: Tally, secret: str, number: int) -> None:
+def _use_stolen_call(hall: Hall, tally: Tally, secret: str, number: int) -> None:
     key = f"key-{number}-{secret}"
     path = "/api/members/neighbour/tools/echo/invoke/"
     with hall.web("victim") as victim, hall.web("attacker") as attacker:
-        made = victim.rest("POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key)
-        pk = json.loads(made.body)["id"]
+        created = victim.rest("POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key)
+        pk = json.loads(created.body)["id"]
         for verb, address in (("GET", f"/api/calls/{pk}/"), ("POST", f"/api/calls/{pk}/cancel/")):
             reply = attacker.rest(verb, address)
             tally.expect(reply.status == 404, f"{verb} of another's call answers {reply.status}")
-            tally.expect(secret.encode() not in reply.body, "another's call is told")
+            tally.expect(secret.encode() not in reply.body, "another's call is shown")
         tally.expect(secret.encode() not in attacker.rest("GET", "/api/calls/").body, "another's call is listed")
-        repeated = attacker.rest("POST", path, {"arguments": {"text": "mine"}}, Prefer="wait=9", Idempotency_Key=key)
-        tally.expect(secret.encode() not in repeated.body, "an idempotency key gives another user's result")
+        repeat = attacker.rest("POST", path, {"arguments": {"text": "mine"}}, Prefer="wait=9", Idempotency_Key=key)
+        tally.expect(secret.encode() not in repeat.body, "an idempotency key gives another user's result")
 
 
 def request_states_of_others(hall: Hall, tally: Tally) -> None:
-    """A genuine requestState, of members of both eras: other tokens, paths, members and arguments get nothing by it."""
-    for number, member in product(range(tally.of(40, 4)), ("modern", "shared")):
+    """A genuine requestState is useless for other tokens, paths, members and arguments, with members of both eras."""
+    for number, member in product(range(tally.share_of(40, 4)), ("modern", "shared")):
         secret, more = secrets.token_hex(8), {}
         with hall.client("victim") as victim:
-            asked = _round(victim, f"{member}__ask", {"text": secret}, more)
-            state = (asked.messages[-1].get("result") or {}).get("requestState")
+            question = _call_with_answers(victim, f"{member}__ask", {"text": secret}, more)
+            state = (question.messages[-1].get("result") or {}).get("requestState")
             tally.expect(isinstance(state, str) and secret not in state, f"{member} asks nothing")
             more = {"requestState": state, "inputResponses": {"question": {"action": "accept", "content": {}}}}
-            other = "shared" if member == "modern" else "modern"
-            thefts: dict[str, tuple[str, str, str, dict[str, str]]] = {
+            other_member = "shared" if member == "modern" else "modern"
+            attempts: dict[str, tuple[str, str, str, dict[str, str]]] = {
                 "another user": ("attacker", "/mcp", f"{member}__ask", {"text": secret}),
                 "another user's own arguments": ("attacker", "/mcp", f"{member}__ask", {"text": "mine"}),
                 "another token of the user": ("victim's other", "/mcp", f"{member}__ask", {"text": secret}),
                 "the same token at another path": ("victim", f"/mcp/{member}", "ask", {"text": secret}),
-                "the same token at another member": ("victim", "/mcp", f"{other}__ask", {"text": secret}),
+                "the same token at another member": ("victim", "/mcp", f"{other_member}__ask", {"text": secret}),
                 "the same token with other arguments": ("victim", "/mcp", f"{member}__ask", {"text": f"{number}"}),
             }
-            for who, (principal, path, tool, arguments) in thefts.items():
-                with hall.client(principal, path) as thief:
-                    reply = _round(thief, tool, arguments, more)
+            for description, (principal, path, tool, arguments) in attempts.items():
+                with hall.client(principal, path) as client:
+                    reply = _call_with_answers(client, tool, arguments, more)
                 code = (reply.messages[-1].get("error") or {}).get("code")
                 tally.expect(
-                    code == INVALID_PARAMS, f"{who} with a state of {member} is answered {reply.status}, {code}"
+                    code == INVALID_PARAMS, f"{description} with a state of {member} gets {reply.status}, {code}"
                 )
-                tally.expect(secret.encode() not in reply.body, f"{who} gets what a state of {member} is about")
-            own = _round(victim, f"{member}__ask", {"text": secret}, more)
-            tally.expect(own.text == secret, f"the victim's own state of {member} is no good any more")
+                tally.expect(secret.encode() not in reply.body, f"{description} gets what a state of {member} is about")
+            own_reply = _call_with_answers(victim, f"{member}__ask", {"text": secret}, more)
+            tally.expect(own_reply.text == secret, f"the victim's own state of {member} is not valid any more")
 
 
-def _round(client: Client, tool: str, arguments: dict[str, str], more: dict[str, Any]) -> Reply:
-    """One request of a caller who answers questions."""
+def _call_with_answers(client: Client, tool: str, arguments: dict[str, str], more: dict[str, Any]) -> Reply:
+    """One call of a client that answers questions."""
     message, headers = call_message(tool, arguments, next(client.ids), modern=True)
     message["params"] |= more
     message["params"]["_meta"][f"{META}clientCapabilities"] = {"elicitation": {}}
@@ -95,45 +95,47 @@ def _round(client: Client, tool: str, arguments: dict[str, str], more: dict[str,
 
 
 def tasks_of_others(hall: Hall, tally: Tally) -> None:
-    """Tasks of members of both eras, whose ids can be guessed: other tokens and members get nothing, and list none."""
-    for member in ("modern", "shared") * tally.of(40, 4):
+    """The tasks of a member have ids that can be guessed. Other tokens and members cannot use or list them."""
+    for member in ("modern", "shared") * tally.share_of(40, 4):
         secret, is_modern = secrets.token_hex(8), member == "modern"
         with hall.client("victim", f"/mcp/{member}") as victim:
-            made = _about_tasks(victim, "tools/call", {"name": "begin", "arguments": {"text": secret}}, is_modern)
-            result = made.messages[-1].get("result") or {}
-            told = str((result if is_modern else result.get("task") or {}).get("taskId"))
-            member_id = told.rpartition(".")[2]
-            meta = {f"{META}related-task": {"taskId": told}}
-            elsewhere = "shared" if is_modern else "modern"
-            thefts = {
-                "another user": ("attacker", member, {"taskId": told}),
-                "another token of the user": ("victim's other", member, {"taskId": told}),
-                "the same token at another member": ("victim", elsewhere, {"taskId": told}),
+            created = _request_tasks(victim, "tools/call", {"name": "begin", "arguments": {"text": secret}}, is_modern)
+            result = created.messages[-1].get("result") or {}
+            task_id = str((result if is_modern else result.get("task") or {}).get("taskId"))
+            member_id = task_id.rpartition(".")[2]
+            meta = {f"{META}related-task": {"taskId": task_id}}
+            other_member = "shared" if is_modern else "modern"
+            attempts = {
+                "another user": ("attacker", member, {"taskId": task_id}),
+                "another token of the user": ("victim's other", member, {"taskId": task_id}),
+                "the same token at another member": ("victim", other_member, {"taskId": task_id}),
                 "a guess": ("attacker", member, {"taskId": member_id}),
                 "a guess in other letters": ("attacker", member, {"taskid": member_id}),
                 "a guess with the seal of something else": ("attacker", member, {"taskId": f"{'0' * 64}.{member_id}"}),
-                "a guess of what it is about": ("attacker", member, {"taskId": told, "_meta": meta}),
+                "a guess of what it is about": ("attacker", member, {"taskId": task_id, "_meta": meta}),
             }
-            for who, (principal, path, params) in thefts.items():
-                with hall.client(principal, f"/mcp/{path}") as thief:
+            for description, (principal, path, params) in attempts.items():
+                with hall.client(principal, f"/mcp/{path}") as client:
                     for method in ("tasks/get", "tasks/result", "tasks/cancel", "tasks/update", "tasks/list"):
-                        reply = _about_tasks(thief, method, params, path == "modern")
-                        tally.expect("error" in reply.messages[-1], f"{who}: {method} of {member} is answered")
-                        tally.expect(secret.encode() not in reply.body, f"{who} gets a task of {member} by {method}")
-            own = _about_tasks(victim, "tasks/get", {"taskId": told}, is_modern)
-            tally.expect(secret.encode() in own.body, f"the victim's own task of {member} is gone")
+                        reply = _request_tasks(client, method, params, path == "modern")
+                        tally.expect("error" in reply.messages[-1], f"{description}: {method} of {member} is answered")
+                        tally.expect(
+                            secret.encode() not in reply.body, f"{description} gets a task of {member} by {method}"
+                        )
+            own_reply = _request_tasks(victim, "tasks/get", {"taskId": task_id}, is_modern)
+            tally.expect(secret.encode() in own_reply.body, f"the victim's own task of {member} is gone")
 
 
-def _about_tasks(client: Client, method: str, params: dict[str, Any], is_modern: bool) -> Reply:
-    """One request of a caller who takes tasks, in the era of the member."""
+def _request_tasks(client: Client, method: str, params: dict[str, Any], is_modern: bool) -> Reply:
+    """One request of a client that supports tasks, in the era of the member."""
     message: dict[str, Any] = {"jsonrpc": "2.0", "id": next(client.ids), "method": method, "params": params}
     if not is_modern:
         if "Mcp-Session-Id" not in client.headers:
             client.begin()
         message["params"] = {**params, "task": {}} if method == "tools/call" else params
         return client.post(message)
-    named = params.get("name") or params.get("taskId") or params.get("taskid")
-    _, headers = call_message(str(named), {}, 0, modern=True)
+    task_or_tool = params.get("name") or params.get("taskId") or params.get("taskid")
+    _, headers = call_message(str(task_or_tool), {}, 0, modern=True)
     meta = {f"{META}protocolVersion": headers["MCP_Protocol_Version"], **params.get("_meta", {})}
     meta[f"{META}clientCapabilities"] = {"extensions": {f"{META}tasks": {}}}
     message["params"] = {**params, "_meta": meta}
@@ -141,27 +143,29 @@ def _about_tasks(client: Client, method: str, params: dict[str, Any], is_modern:
 
 
 def idempotency_across_scopes(hall: Hall, tally: Tally) -> None:
-    """A narrowed token of the same user gets nothing of what the full one was answered under the same key."""
+    """A narrow token of the same user cannot get the call of the full token with the same idempotency key."""
     path = "/api/members/neighbour/tools/echo/invoke/"
     with hall.web("root") as root:
-        made = root.rest("POST", "/api/tokens/", {"name": "narrow", "members": ["neighbour", "shared"]})
-        narrowed = Client(hall.port, json.loads(made.body)["token"])
-        for _ in range(tally.of(40, 5)):
+        created = root.rest("POST", "/api/tokens/", {"name": "narrow", "members": ["neighbour", "shared"]})
+        narrow_client = Client(hall.port, json.loads(created.body)["token"])
+        for _ in range(tally.share_of(40, 5)):
             key, secret = secrets.token_hex(8), secrets.token_hex(8)
             first = root.rest("POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key)
-            again = narrowed.rest("POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key)
-            same = json.loads(first.body).get("id") == json.loads(again.body).get("id")
-            tally.expect(not same, "a narrowed token's idempotency key gives the full token's call")
-        narrowed.close()
+            second = narrow_client.rest(
+                "POST", path, {"arguments": {"text": secret}}, Prefer="wait=9", Idempotency_Key=key
+            )
+            is_same = json.loads(first.body).get("id") == json.loads(second.body).get("id")
+            tally.expect(not is_same, "a narrowed token's idempotency key gives the full token's call")
+        narrow_client.close()
 
 
 def routes_without_a_token(hall: Hall, tally: Tally) -> None:
     """Every REST operation and admin page, and the gateway's paths, without a token and with bad ones."""
     with hall.web("root") as root:
         document = strict_json(root.rest("GET", "/api/schema/?format=json").body)
-    filled = {"{name}": "neighbour", "{tool}": "echo", "{id}": "1", "{pk}": "1"}
+    examples = {"{name}": "neighbour", "{tool}": "echo", "{id}": "1", "{pk}": "1"}
     paths = [*document["paths"], "/metrics", "/admin/", "/admin/roster/guildmember/", "/admin/auth/user/1/change/"]
-    bad = [
+    bad_tokens = [
         "",
         "gh_",
         "gh_" + "x" * 43,
@@ -171,41 +175,48 @@ def routes_without_a_token(hall: Hall, tally: Tally) -> None:
         hall.tokens["root"].upper(),
         "\u00e9",
     ]
-    for path, token, verb in product(paths, bad[: tally.of(len(bad), 2)], ("GET", "POST", "PUT", "PATCH", "DELETE")):
+    for path, token, verb in product(
+        paths, bad_tokens[: tally.share_of(len(bad_tokens), 2)], ("GET", "POST", "PUT", "PATCH", "DELETE")
+    ):
         address = path
-        for name, value in filled.items():
+        for name, value in examples.items():
             address = address.replace(name, value)
         with Client(hall.port, token) as client:
             _expect_refusal(tally, client.request(verb, address, b"{}"), f"{verb} {path} at the web")
-    for path, token, verb in product(("/mcp", "/mcp/neighbour", "/agents/1/mcp"), bad, ("GET", "POST", "DELETE")):
+    for path, token, verb in product(
+        ("/mcp", "/mcp/neighbour", "/agents/1/mcp"), bad_tokens, ("GET", "POST", "DELETE")
+    ):
         with Client(hall.gateway_port, token) as client:
             _expect_refusal(tally, client.request(verb, path, b"{}"), f"{verb} {path} at the gateway")
 
 
-def _expect_refusal(tally: Tally, reply: Reply, what: str) -> None:
-    to_login = reply.status == 302 and "/admin/login/" in reply.headers.get("location", "")
-    tally.expect(reply.status in REFUSED or to_login, f"{what} without a good token answers {reply.status}")
+def _expect_refusal(tally: Tally, reply: Reply, description: str) -> None:
+    is_redirected_to_login = reply.status == 302 and "/admin/login/" in reply.headers.get("location", "")
+    tally.expect(
+        reply.status in REFUSAL_STATUSES or is_redirected_to_login,
+        f"{description} without a valid token gets {reply.status}",
+    )
 
 
 def headers_to_members(hall: Hall, tally: Tally) -> None:
-    """A member's request is built from nothing: no header of the caller's, nor its token, reaches a member."""
+    """No header of the client, and not its token, reaches a member."""
     names = ["X-Upstream-Authorization", "X-Forwarded-For", "X-Forwarded-Host", "Cookie", "Proxy-Authorization"]
     names += ["X-Api-Key", "Forwarded", "Via", "Referer", "Mcp-Param-Secret", "X-Original-URL", "traceparent"]
-    for number, modern in product(range(tally.of(30, 3)), (False, True)):
+    for number, modern in product(range(tally.share_of(30, 3)), (False, True)):
         canary = f"stolen{number}"
         with hall.client("attacker") as client:
             if not modern:
                 client.begin()
             message, headers = call_message("hostile__headers", {}, 1, modern=modern)
             headers |= {name.replace("-", "_"): canary for name in names}
-            told = client.post(message, **headers).text
-            tally.expect(told, "the member was not called")
-            tally.expect(canary not in told, "a header of the caller reaches the member")
-            tally.expect(hall.tokens["attacker"] not in told, "the caller's token reaches the member")
+            text = client.post(message, **headers).text
+            tally.expect(text, "the member was not called")
+            tally.expect(canary not in text, "a header of the client reaches the member")
+            tally.expect(hall.tokens["attacker"] not in text, "the client's token reaches the member")
 
 
 def ambiguous_json(hall: Hall, tally: Tally) -> None:
-    """What was validated is what goes out: doubled and case-variant keys, NaN, 1e999, depth, invalid UTF-8."""
+    """Only validated JSON is sent on: no duplicate keys, keys in another case, NaN, 1e999, depth, or invalid UTF-8."""
     own, deep = '"jsonrpc":"2.0","id":1', "[" * 10_000 + "]" * 10_000
     bodies = [
         '{{OWN},"method":"tools/list","method":"tools/call","params":{"name":"{T}headers","arguments":{}}}',
@@ -225,39 +236,39 @@ def ambiguous_json(hall: Hall, tally: Tally) -> None:
         '{{OWN},"method":"tools/call","params":{"name":5,"arguments":{}}}',
         '{{OWN},"method":"tools/call","params":{"name":["{T}headers"],"arguments":{}}}',
     ]  # fmt: skip
-    for _ in range(tally.of(5)):
+    for _ in range(tally.share_of(5)):
         for body, (path, prefix) in product(bodies, (("/mcp", "hostile__"), ("/mcp/hostile", ""))):
             with hall.client("attacker", path).begin() as client:
-                filled = body.replace("{OWN}", own).replace("{DEEP}", deep).replace("{T}", prefix)
-                reply = client.post(filled.encode("latin-1"))
+                request = body.replace("{OWN}", own).replace("{DEEP}", deep).replace("{T}", prefix)
+                reply = client.post(request.encode("latin-1"))
                 tally.expect(reply.status < 500, f"a 5xx for {body[30:110]}")
-                forwarded = json.loads(reply.text)["body"] if reply.text.startswith("{") else ""
-                tally.expect(not forwarded or _is_plain(forwarded), f"forwarded as it came: {body[30:110]}")
+                received_body = json.loads(reply.text)["body"] if reply.text.startswith("{") else ""
+                tally.expect(not received_body or _is_plain(received_body), f"sent on unchanged: {body[30:110]}")
                 tally.expect(reply.text != "done", f"a tool that nobody named was called: {body[30:110]}")
 
 
 def _is_plain(body: str) -> bool:
-    """Whether two readers of it would read the same."""
+    """Whether all JSON readers read the same message."""
     try:
         message: Any = strict_json(body.encode())
     except ValueError:
         return False
     params = message.get("params", {})
-    named = isinstance(params.get("name"), str) and params["name"] not in ("None", "5")
-    return named and not any(key != key.lower() for key in message) and "Name" not in params
+    has_name = isinstance(params.get("name"), str) and params["name"] not in ("None", "5")
+    return has_name and not any(key != key.lower() for key in message) and "Name" not in params
 
 
 def lying_headers(hall: Hall, tally: Tally) -> None:
-    """Rights and limits go by the body: headers that say something else are refused, and nothing runs."""
-    lies: list[dict[str, str]] = [{"Mcp_Name": "shared__echo"}, {"Mcp_Method": "tools/list"}, {"Mcp_Name": ""}]
-    lies += [{"MCP_Protocol_Version": "2025-06-18"}, {"MCP_Protocol_Version": "9999-01-01"}]
-    for _, lie in product(range(tally.of(20, 2)), lies):
+    """Access control uses the body. Requests whose headers differ from the body are refused, and nothing runs."""
+    header_sets: list[dict[str, str]] = [{"Mcp_Name": "shared__echo"}, {"Mcp_Method": "tools/list"}, {"Mcp_Name": ""}]
+    header_sets += [{"MCP_Protocol_Version": "2025-06-18"}, {"MCP_Protocol_Version": "9999-01-01"}]
+    for _, header_set in product(range(tally.share_of(20, 2)), header_sets):
         mark = secrets.token_hex(8)
         message, headers = call_message("neighbour__mark", {"text": mark}, 1, modern=True)
         with hall.client("attacker") as client:
-            reply = client.post(message, **{**headers, **lie})
-            tally.expect(reply.status >= 400, f"a lying header is taken: {lie}")
-        tally.expect(mark not in hall.marks(), f"a call with a lying header ran: {lie}")
+            reply = client.post(message, **{**headers, **header_set})
+            tally.expect(reply.status >= 400, f"a lying header is accepted: {header_set}")
+        tally.expect(mark not in hall.marks(), f"a call with a lying header ran: {header_set}")
 
 
 def rebinding(hall: Hall, tally: Tally) -> None:
@@ -265,11 +276,11 @@ def rebinding(hall: Hall, tally: Tally) -> None:
     rows = {row["name"]: row for row in hall.roster(hall.tokens["root"])}
     ports = {"gateway": hall.gateway_port, "web": hall.port}
     ports |= {name: int(rows[name]["port"]) for name in ("pipe", "example", "notes")}
-    for where, port in ports.items():
-        path = "/api/roster/" if where == "web" else "/mcp"
+    for server, port in ports.items():
+        path = "/api/roster/" if server == "web" else "/mcp"
         hosts = [b"evil.example", b"127.0.0.1.evil.example", b"localhost.evil", b"localhost:99999999", b"[::1", b""]
         hosts += [b"localhost@evil.example", b"evil.example:%d" % port, b"127.0.0.1:%d, evil" % port, b"a b"]
-        good = b"127.0.0.1:%d" % port
+        right_host = b"127.0.0.1:%d" % port
         origins = [
             b"http://evil.example",
             b"null",
@@ -287,28 +298,28 @@ def rebinding(hall: Hall, tally: Tally) -> None:
             b"http://evil.example:%d" % port,
             b"http://127.0.0.1:99999999",
         ]
-        cases = [(host, b"") for host in hosts] + [(good, b"\r\nOrigin: " + origin) for origin in origins]
+        cases = [(host, b"") for host in hosts] + [(right_host, b"\r\nOrigin: " + origin) for origin in origins]
         for host, origin in cases:
             status = _ping(hall, port, path, host, origin)
-            what = (origin.removeprefix(b"\r\n") or b"Host: " + host).replace(str(port).encode(), b"N").decode()
-            tally.expect(400 <= status < 500, f"{where}: {what} answers {status}")
-        tally.expect(_ping(hall, port, path, good, b"") in (200, 405), f"{where}: the right host is refused")
+            case = (origin.removeprefix(b"\r\n") or b"Host: " + host).replace(str(port).encode(), b"N").decode()
+            tally.expect(400 <= status < 500, f"{server}: {case} answers {status}")
+        tally.expect(_ping(hall, port, path, right_host, b"") in (200, 405), f"{server}: the right host is refused")
 
 
 def _ping(hall: Hall, port: int, path: str, host: bytes, origin: bytes) -> int:
-    """The status; 444 where the connection was closed without one."""
+    """The status, or 444 if the connection was closed without a response."""
     verb = b"GET" if path.startswith("/api") else b"POST"
     body = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{}}}'
     head = b"%b %b HTTP/1.1\r\nHost: %b%b\r\nAuthorization: Bearer %b\r\nContent-Type: application/json\r\n"
     head += b"Accept: application/json, text/event-stream\r\nContent-Length: %d\r\n\r\n"
     token = hall.tokens["attacker"].encode()
     data = head % (verb, path.encode(), host, origin, token, len(body) if verb == b"POST" else 0)
-    answer = raw(port, data + (body if verb == b"POST" else b""), seconds=1.0, quiet=0.1)
-    return int(answer[9:12]) if answer[:7] == b"HTTP/1." else 444
+    response = send_bytes(port, data + (body if verb == b"POST" else b""), seconds=1.0, quiet=0.1)
+    return int(response[9:12]) if response[:7] == b"HTTP/1." else 444
 
 
 def paths_outside(hall: Hall, tally: Tally) -> None:
-    """Targets that climb out of what is served: no file but the hall's own public ones comes back."""
+    """Paths that lead outside of the served folders return no file of the hall or of the machine."""
     climbs = [
         "../",
         "..%2f",
@@ -328,38 +339,45 @@ def paths_outside(hall: Hall, tally: Tally) -> None:
     cases = list(product(roots, climbs, range(1, 4), targets))
     random.Random(7).shuffle(cases)
     key = (hall.data / "secret-key").read_bytes().strip()
-    for root, climb, depth, target in cases[: tally.of(len(cases), 60)]:
+    for root, climb, depth, target in cases[: tally.share_of(len(cases), 60)]:
         request = f"GET {root}{climb * depth}{target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
         port = hall.gateway_port if root == "/mcp/" else hall.port
-        answer = raw(port, (request + hall.tokens["attacker"] + "\r\nConnection: close\r\n\r\n").encode(), quiet=0.1)
-        leaks = (
-            key in answer or b"SQLite format 3" in answer or b"root:x:" in answer or b"execute_from_command" in answer
+        response = send_bytes(
+            port, (request + hall.tokens["attacker"] + "\r\nConnection: close\r\n\r\n").encode(), quiet=0.1
         )
-        tally.expect(not leaks, f"a path leads outside: {root}{climb}")
-        tally.expect(answer[9:10] != b"5", f"a path that climbs is a 5xx: {root}{climb}")
+        is_leaked = (
+            key in response
+            or b"SQLite format 3" in response
+            or b"root:x:" in response
+            or b"execute_from_command" in response
+        )
+        tally.expect(not is_leaked, f"a path leads outside: {root}{climb}")
+        tally.expect(response[9:10] != b"5", f"a path that climbs is a 5xx: {root}{climb}")
 
 
 def near_names(hall: Hall, tally: Tally) -> None:
-    """Members and tools whose joined names would be the same: each listed name calls the tool of its own member."""
+    """Members and tools whose joined names could be equal. Each listed name calls the tool of its own member."""
     with hall.client("attacker").begin() as client:
-        listed = client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).messages[-1]["result"]["tools"]
-        twins = [tool for tool in listed if tool.get("description", "").startswith("of twin")]
-        tally.expect(len(twins) == 4 and len({tool["name"] for tool in twins}) == 4, "twins' names are not all there")
-        for _ in range(tally.of(20, 2)):
-            for tool in twins:
+        tools = client.post({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).messages[-1]["result"]["tools"]
+        twin_tools = [tool for tool in tools if tool.get("description", "").startswith("of twin")]
+        tally.expect(
+            len(twin_tools) == 4 and len({tool["name"] for tool in twin_tools}) == 4, "twins' names are not all there"
+        )
+        for _ in range(tally.share_of(20, 2)):
+            for tool in twin_tools:
                 owner = client.call(tool["name"], {}).text
                 tally.expect(owner == tool["description"], f"{tool['name']} reached another member's tool")
 
 
 def environment_of_members(hall: Hall, tally: Tally) -> None:
-    """A member has its arguments word for word, no shell between, and none of the hall's secrets around it."""
+    """A member gets its arguments unchanged, without a shell, and no secrets of the hall."""
     key = (hall.data / "secret-key").read_text().strip()
     with hall.client("attacker") as client:
-        for _ in range(tally.of(20, 2)):
-            told = json.loads(client.call("hostile__environment", {}, modern=True).text)
-            names = {name for name in told["environment"] if name.startswith("GUILD_HALL_")}
+        for _ in range(tally.share_of(20, 2)):
+            process = json.loads(client.call("hostile__environment", {}, modern=True).text)
+            names = {name for name in process["environment"] if name.startswith("GUILD_HALL_")}
             tally.expect(names <= {"GUILD_HALL_MEMBER"}, f"the hall's settings reach a member: {sorted(names)[:3]}")
-            tally.expect(not {"DATABASE_URL", "REDIS_URL"} & told["environment"].keys(), "addresses reach a member")
-            tally.expect(key not in json.dumps(told), "the secret key reaches a member")
-            tally.expect(set(hall.shell_words) <= set(told["argv"]), "arguments are not word for word")
+            tally.expect(not {"DATABASE_URL", "REDIS_URL"} & process["environment"].keys(), "addresses reach a member")
+            tally.expect(key not in json.dumps(process), "the secret key reaches a member")
+            tally.expect(set(hall.shell_words) <= set(process["argv"]), "arguments were changed")
     tally.expect(not list(hall.folder.rglob("pwned*")), "an argument was run by a shell")

@@ -1,4 +1,4 @@
-"""Schemathesis over REST, with hostile members on the roster: whatever the schema says of data, nothing is a 5xx."""
+"""Schemathesis over REST, with hostile members on the roster. No generated request may get a 5xx."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ from schemathesis import GenerationMode
 from tests.attack.hall import Hall
 from tests.attack.tally import Tally
 
-# A principal of its own plays with them: revoking tokens would end the run, and sessions start agents' programs.
-LEFT_OUT = re.compile(r"/(revoke|messages)/|/agents/$")
+# Revoking tokens would end the run, and messages to agents start programs.
+SKIPPED_PATHS = re.compile(r"/(revoke|messages)/|/agents/$")
 HOSTILE = ["lists", "hostile", "pipe"]
-PAUSES = {"start", "stop", "restart", "enable", "disable"}  # would take hostile lists away from the rest of the run
+PAUSING_VERBS = {
+    "start",
+    "stop",
+    "restart",
+    "enable",
+    "disable",
+}  # they would remove the hostile lists for the rest of the run
 EXAMPLES = 40  # of each operation and mode
 
 
 def generated_requests(hall: Hall, tally: Tally) -> None:
-    """Every operation of the OpenAPI document, with data that fits it and with data that does not."""
+    """Requests to every operation of the OpenAPI document, with valid and with invalid data."""
     headers = {"Authorization": f"Bearer {hall.tokens['fuzzer']}", "Connection": "close"}
     base = f"http://127.0.0.1:{hall.port}"
     document = requests.get(f"{base}/api/schema/?format=json", headers=headers, timeout=60).json()
@@ -32,9 +38,9 @@ def generated_requests(hall: Hall, tally: Tally) -> None:
     schema = schemathesis.openapi.from_dict(document)
     schema.config.update(base_url=base)
     tools = hostile_tool_names(base, headers)
-    for found in schema.get_all_operations():
-        operation = found.ok()
-        if LEFT_OUT.search(operation.path):
+    for operation_result in schema.get_all_operations():
+        operation = operation_result.ok()
+        if SKIPPED_PATHS.search(operation.path):
             continue
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
             attack_operation(tally, operation, mode, headers, tools)
@@ -46,7 +52,7 @@ def attack_operation(
     choice = random.Random(f"{operation.label}{mode}")
 
     @settings(
-        max_examples=tally.of(EXAMPLES, 2),
+        max_examples=tally.share_of(EXAMPLES, 2),
         deadline=None,
         database=None,
         derandomize=True,
@@ -55,7 +61,7 @@ def attack_operation(
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def attempt(case: Any) -> None:
-        aim(case, operation.path, choice, tools)
+        use_hostile_names(case, operation.path, choice, tools)
         try:
             response = case.call(headers=headers, timeout=30)
         except requests.RequestException as error:
@@ -73,12 +79,12 @@ def attack_operation(
                 tally.expect(False, f"{operation.label}: schemathesis says {type(error).__name__}")
 
 
-def aim(case: Any, path: str, choice: random.Random, tools: list[str]) -> None:
-    """Half of the requests name hostile members and tools that are there, in the place of names that nobody has."""
+def use_hostile_names(case: Any, path: str, choice: random.Random, tools: list[str]) -> None:
+    """Put names of real hostile members and tools into half of the requests, instead of generated names."""
     verb = path.rstrip("/").rpartition("/")[2]
     if case.path_parameters and choice.random() < 0.5:
         if "name" in case.path_parameters:
-            case.path_parameters["name"] = "spare" if verb in PAUSES else choice.choice(HOSTILE)
+            case.path_parameters["name"] = "spare" if verb in PAUSING_VERBS else choice.choice(HOSTILE)
         if "tool" in case.path_parameters:
             case.path_parameters["tool"] = choice.choice(tools)
 

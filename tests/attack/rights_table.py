@@ -1,14 +1,14 @@
-"""Who may what: every route of the web and every method of the gateway, with what opens it.
+"""Access control: every route of the web and every method of the gateway, with the required right.
 
-One without a row fails the test, as does a spare row. Of the web:
+A route without a row fails the test, and so does a row without a route. The rows of the web:
 
-    METHOD  route  what opens it  status of who may  status of who may not [members tools nothing]
+    METHOD  route  required right  status with the right  status without it  [members tools nothing]
 
-What opens it: `public`; `known`, whoever has an account (and is staff, for the admin); `none`; `superuser`; or
-permissions, `|` between alternatives and `&` within one; VIEW_CALL is either permission that shows calls in the admin.
-What routes name are rows of somebody else. The last three are statuses of tokens whose user has every permission,
-narrowed to the member that the route is about, to its tool, and to nothing that is left. Methods without a row give
-nothing that GET does not give.
+The required right is `public`, `known` (an account, with staff status for the admin), `none`, `superuser`, or
+permissions, with `|` between alternatives and `&` within one. VIEW_CALL is any permission that shows calls in the
+admin. The ids in routes are rows of another user. The last three statuses are for tokens whose user has every
+permission: tokens for the member of the route, for its tool, and for nothing that exists. Methods without a row return
+only what GET returns.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ GET   /admin/roster/portallocation/<path:object_id>/change/  view_portallocation
 POST  /admin/roster/portallocation/<path:object_id>/change/  none                                 -    403
 GET   /admin/roster/portallocation/<path:object_id>/    known                                     302  -
 
+GET   /admin/roster/node/                               view_node|change_node                     200  403
+GET   /admin/roster/node/add/                           none                                      -    403
+GET   /admin/roster/node/<path:object_id>/history/      view_node|change_node                     200  403
+GET   /admin/roster/node/<path:object_id>/delete/       none                                      -    403
+GET   /admin/roster/node/<path:object_id>/change/       view_node|change_node                     200  403
+POST  /admin/roster/node/<path:object_id>/change/       none                                      -    403
+GET   /admin/roster/node/<path:object_id>/              known                                     302  -
+
 GET   /admin/roster/call/statistics/                    view_guildmember|view_tool|view_call      200  403
 GET   /admin/roster/call/export/<slug:form>/            view_call|change_call                     200  403
 GET   /admin/roster/call/compare/                       view_call|change_call                     200  403
@@ -62,6 +70,8 @@ GET   /admin/roster/guildmember/runtime/                known                   
 POST  /admin/roster/guildmember/sync/                   control_member                            302  403
 GET   /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember                        200  403
 POST  /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember                        302  403
+GET   /admin/roster/guildmember/<int:member_id>/move/   control_member                            200  403
+POST  /admin/roster/guildmember/<int:member_id>/move/   control_member                            200  403
 POST  /admin/roster/guildmember/<int:member_id>/do/<slug:verb>/ control_member                  302  403
 GET   /admin/roster/guildmember/<int:member_id>/parts/<slug:part>/ view_guildmember|change_guildmember 200 403
 GET   /admin/roster/guildmember/<int:member_id>/log/    view_guildmember|change_guildmember       200  403
@@ -147,6 +157,7 @@ POST  /api/members/<str:name>/restart/            control_member                
 POST  /api/members/<str:name>/refresh/            control_member                             409 403  409 403 404
 POST  /api/members/<str:name>/enable/             control_member                             202 403  202 403 404
 POST  /api/members/<str:name>/disable/            control_member                             202 403  202 403 404
+POST  /api/members/<str:name>/move/               control_member                             409 403  409 403 404
 GET   /api/members/<str:name>/logs/               view_guildmember                           200 403  200 403 404
 GET   /api/members/<str:name>/status-changes/     view_guildmember                           200 403  200 403 404
 GET   /api/members/<str:name>/statistics/         view_guildmember|view_tool|view_call       200 403  200 403 404
@@ -156,6 +167,11 @@ GET   /api/members/<str:name>/tools/<tool_name:tool>/invoke/ none               
 POST  /api/members/<str:name>/tools/<tool_name:tool>/invoke/ invoke_tool                     202 403  202 202 403
 POST  /api/members/<str:name>/tools/<tool_name:tool>/enable/ control_member                  200 403  200 403 404
 POST  /api/members/<str:name>/tools/<tool_name:tool>/disable/ control_member                 200 403  200 403 404
+GET   /api/nodes/                                 view_node|change_node                      200 403  403 403 403
+POST  /api/nodes/rebalance/                       control_member                             202 403  403 403 403
+POST  /api/nodes/<str:node>/drain/                control_member                             202 403  403 403 403
+POST  /api/nodes/<str:node>/undrain/              control_member                             202 403  403 403 403
+POST  /api/nodes/<str:node>/remove/               control_member                             200 403  403 403 403
 GET   /api/calls/                                 known                                      200 -    200 200 200
 GET   /api/calls/<int:pk>/                        view_call                                  200 404  404 404 404
 POST  /api/calls/<int:pk>/cancel/                 view_call&control_member                   409 403/404 404 404 404
@@ -176,7 +192,7 @@ GET   /api/docs/                                  known                         
 GET   /api/(nowhere)                              none                                       -   404  404 404 404
 """
 
-# The gateway: each address, the pattern that it stands for, and the kinds of token that it is there for.
+# The gateway: each address, its pattern, and the kinds of token that can use it.
 GATEWAY_PATHS = """
 /mcp                     /mcp                     full members tools empty nothing
 /mcp/                    /mcp                     full members tools empty nothing
@@ -193,13 +209,13 @@ GATEWAY_PATHS = """
 /agents/x/mcp            /agents/<agent>/mcp
 """
 
-# What each verb answers to who may come there, without a session: only POST begins one.
+# The status of each verb without a session, for a token that can use the address. Only POST begins a session.
 GATEWAY_VERBS = {"POST": 200, "GET": 405, "DELETE": 405}
 
-# Who gets a result of each method, or whose notification reaches the member: in a session and without one, at /mcp
-# and at a member's own path. `known`, whoever may come; `may`, who may use anything; `tool`, who may call the member's
-# tool; `all`, who may use all of it; `none`. With a `+`: a list for the first, with what the second may have of it.
-# The last two stand for every method that the gateway does not know.
+# The tokens that get a result of each method, or whose notification reaches the member, in a session and without one,
+# at /mcp and at the path of a member. `known`: every valid token. `may`: tokens that may use something. `tool`: tokens
+# that may call the member's tool. `all`: tokens that may use the whole member. `none`: no token. With a `+` the first
+# ones get a list, with the entries for the second ones. The last two rows stand for all unknown methods.
 EVERY_OTHER, EVERY_OTHER_NOTICE = "example/unknown", "notifications/unknown"
 GATEWAY = f"""
                                   at /mcp: session, without     at /mcp/<member>: session, without

@@ -1,4 +1,4 @@
-"""A hall in which somebody else has something of every kind, each with a word of its own that must not get around."""
+"""A hall in which another user has a row of every kind, each with its own word that must not leak."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from roster.models import (
     AgentMessage,
     Call,
     GuildMember,
+    Node,
     PortAllocation,
     Preset,
     StatusChange,
@@ -30,7 +31,7 @@ from roster.models import (
     Tool,
 )
 
-# A word for each kind of what somebody else has, and which permissions show it. Superusers may see all.
+# A word for each kind of row of another user, and the permissions that show it. Superusers may see all.
 NOBODY: frozenset[str] = frozenset()
 WORDS: dict[str, Set[str]] = {
     "word-of-arguments": {"view_call", "change_call"},
@@ -43,33 +44,33 @@ WORDS: dict[str, Set[str]] = {
     "word-of-manifest": {"view_guildmember", "change_guildmember"},
     "word-of-error-lines": {"view_guildmember", "change_guildmember"},
     "word-of-change": {"view_guildmember", "change_guildmember", "view_statuschange", "change_statuschange"},
-    "word-of-token": {"view_call", "change_call"},  # calls name the token that they were made with
+    "word-of-token": {"view_call", "change_call"},  # calls have the name of their token
     "word-of-client": NOBODY,
     "word-of-set": NOBODY,
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
     "word-of-hidden-tool": NOBODY,
 }
-MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "agent", "token")
+MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "node", "agent", "token")
 VERBS = ("view", "change", "add", "delete")
 PERMISSIONS = ("invoke_tool", "control_member", *(f"{verb}_{model}" for model in MODELS for verb in VERBS))
 
 
 @dataclass
 class Who:
-    """A principal: how it comes, and what its user may. `is_known`: whether it is let in at all."""
+    """A principal: its session or token, and its permissions. `is_known`: whether it has access at all."""
 
     name: str
     permissions: frozenset[str] = frozenset()
     is_known: bool = True
     is_superuser: bool = False
     is_narrowed: bool = False
-    session: Client | None = None  # of a browser
+    session: Client | None = None  # the session of a browser
     token: Client | None = None
 
     def may_read(self, word: str) -> bool:
         if self.is_superuser:
             return True
-        if self.is_narrowed:  # calls and agents of its own alone
+        if self.is_narrowed:  # only its own calls and agents
             return "view_guildmember" in WORDS[word]
         return bool(self.permissions & WORDS[word])
 
@@ -78,17 +79,17 @@ class Who:
 class World:
     member: GuildMember
     hidden: GuildMember
-    ids: dict[str, Any] = field(default_factory=dict)  # of somebody else's rows, by what routes call them
+    ids: dict[str, Any] = field(default_factory=dict)  # ids of another user's rows, by their names in routes
     hidden_ids: dict[str, Any] = field(default_factory=dict)
 
 
 def make(data_dir: Path) -> World:
     lease.hall()
     olga = User.objects.create_user("olga")
-    circle = Group.objects.create(name="circle")
-    olga.groups.add(circle)
+    group = Group.objects.create(name="circle")
+    olga.groups.add(group)
     notes, hidden = _member("notes", data_dir), _member("word-of-hidden-member", data_dir)
-    hidden.groups.add(circle)
+    hidden.groups.add(group)
     world = World(notes, hidden)
     world.ids = _belongings(notes, "add", olga)
     world.hidden_ids = _belongings(hidden, "word-of-hidden-tool", olga)
@@ -104,9 +105,9 @@ def _member(name: str, data_dir: Path) -> GuildMember:
     log = logs.path_of(data_dir, name)
     log.parent.mkdir(exist_ok=True)
     log.write_text("word-of-log\n")
-    last = f"it exited{GuildMember.TAIL_MARK}word-of-error-lines"
+    last_error = f"it exited{GuildMember.TAIL_MARK}word-of-error-lines"
     return GuildMember.objects.create(
-        name=name, directory=name, manifest=manifest, status="error", last_error=last, exit_code=3
+        name=name, directory=name, manifest=manifest, status="error", last_error=last_error, exit_code=3
     )
 
 
@@ -133,14 +134,15 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
         member=member, old="connected", new="error", cause="exit", message="exit", log_tail="word-of-change"
     )
     port = PortAllocation.objects.create(member=member, port=20000 + member.pk)
-    kept = Preset.objects.create(user=owner, tool=tool, name="word-of-set", arguments={"text": "word-of-set"})
+    preset = Preset.objects.create(user=owner, tool=tool, name="word-of-set", arguments={"text": "word-of-set"})
     content = ContentType.objects.get_for_model(GuildMember)
     LogEntry.objects.create(user=owner, content_type=content, object_id=member.pk, action_flag=CHANGE)
     return {
         **{"member_id": member.pk, "tool_id": tool.pk, "call_id": call.pk, "agent_id": agent.pk},
-        **{"token_id": token.pk, "preset_id": kept.pk, "name": member.name, "tool": tool_name},
+        **{"token_id": token.pk, "preset_id": preset.pk, "name": member.name, "tool": tool_name},
         **{"call": call.pk, "agent": agent.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
+        **{"node": Node.objects.get_or_create(name="main")[0].pk},
         **{"user": owner.pk, "group": owner.groups.get().pk},
     }
 
@@ -150,9 +152,9 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
 
 def _user(name: str, permissions: Iterable[str] = (), **columns: Any) -> User:
     user = User.objects.create_user(name, is_staff=True, **columns)
-    found = Permission.objects.filter(codename__in=permissions, content_type__app_label="roster")
-    user.user_permissions.set(found)
-    assert found.count() == len(list(permissions))
+    rows = Permission.objects.filter(codename__in=permissions, content_type__app_label="roster")
+    user.user_permissions.set(rows)
+    assert rows.count() == len(list(permissions))
     return user
 
 
@@ -167,43 +169,48 @@ def with_token(text: str) -> Client:
 
 
 class People:
-    """Everybody who may come, and everybody who may not any more."""
+    """Principals with access, and principals whose access has ended."""
 
     def __init__(self, world: World) -> None:
         self._of_permissions: dict[frozenset[str], Who] = {}
         full = _user("full", PERMISSIONS)
-        self.full = _of(full, frozenset(PERMISSIONS))
-        self.nothing = _of(_user("nothing"), frozenset())
-        self.root = _of(User.objects.create_superuser("root"), frozenset(PERMISSIONS), is_superuser=True)
+        self.full = _with_session_and_token(full, frozenset(PERMISSIONS))
+        self.nothing = _with_session_and_token(_user("nothing"), frozenset())
+        self.root = _with_session_and_token(
+            User.objects.create_superuser("root"), frozenset(PERMISSIONS), is_superuser=True
+        )
         self.anonymous = Who("anonymous", is_known=False, session=Client(raise_request_exception=False))
         past = timezone.now() - timedelta(hours=1)
-        over = [_over(full, "revoked", revoked_at=past), _over(full, "expired", expires_at=past)]
-        self.everybody = [self.nothing, self.full, self.root, self.anonymous, _inactive(), *over]
+        invalid = [
+            _with_invalid_token(full, "revoked", revoked_at=past),
+            _with_invalid_token(full, "expired", expires_at=past),
+        ]
+        self.everybody = [self.nothing, self.full, self.root, self.anonymous, _inactive(), *invalid]
         scopes: list[dict[str, Any]] = [
             {"scope": "members", "members": [world.member]},
             {"scope": "tools", "tools": list(world.member.tools.all())},
             {"scope": "members"},
         ]
-        self.narrowed = [_narrowed(full, **scope) for scope in scopes]
+        self.narrowed = [_with_narrow_token(full, **scope) for scope in scopes]
 
     def with_permissions(self, permissions: set[str]) -> Who:
         key = frozenset(permissions)
         if key not in self._of_permissions:
             user = _user(f"user-{len(self._of_permissions)}", key)
-            self._of_permissions[key] = _of(user, key)
+            self._of_permissions[key] = _with_session_and_token(user, key)
         who = self._of_permissions[key]
-        few = sorted(key) if len(key) < 4 else ["all", "but", *sorted(set(PERMISSIONS) - key)]
-        who.name = " ".join(few)
+        labels = sorted(key) if len(key) < 4 else ["all", "but", *sorted(set(PERMISSIONS) - key)]
+        who.name = " ".join(labels)
         return who
 
 
-def _narrowed(user: User, **scope: Any) -> Who:
+def _with_narrow_token(user: User, **scope: Any) -> Who:
     name = f"a token for {', '.join(scope)}"
     token = with_token(Token.make(user=user, **scope)[1])
     return Who(name, frozenset(PERMISSIONS), is_narrowed=True, token=token)
 
 
-def _over(user: User, name: str, **columns: Any) -> Who:
+def _with_invalid_token(user: User, name: str, **columns: Any) -> Who:
     row, text = Token.make(user=user)
     Token.objects.filter(pk=row.pk).update(**columns)
     return Who(name, is_known=False, token=with_token(text))
@@ -216,6 +223,6 @@ def _inactive() -> Who:
     return Who("inactive", is_known=False, session=session, token=with_token(text))
 
 
-def _of(user: User, permissions: frozenset[str], **more: Any) -> Who:
+def _with_session_and_token(user: User, permissions: frozenset[str], **more: Any) -> Who:
     token = with_token(Token.make(user=user)[1])
     return Who(user.username, permissions, session=_session(user), token=token, **more)

@@ -1,4 +1,4 @@
-"""What an attack tried, and what of it broke a promise."""
+"""The number of tries of an attack, and the promises that it broke."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.attack.hall import Hall
 
 @dataclass
 class Tally:
-    """Of one attack. `share`: of the whole list or number of tries, so much is wanted (1.0 in the long form)."""
+    """The tally of one attack. `share`: the part of the tries that this run makes (1.0 in the long form)."""
 
     share: float = 1.0
     tries: int = 0
@@ -20,14 +20,14 @@ class Tally:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def expect(self, holds: object, otherwise: str) -> None:
-        """One try; `otherwise` names the promise that was broken, in the same words for the same kind."""
+        """Count one try. `otherwise` names the broken promise, with the same text for the same kind."""
         with self._lock:
             self.tries += 1
             if not holds:
                 self.broken[otherwise[:300]] += 1
 
-    def of(self, number: int, least: int = 1) -> int:
-        return max(least, round(number * self.share))
+    def share_of(self, number: int, minimum: int = 1) -> int:
+        return max(minimum, round(number * self.share))
 
 
 @dataclass(frozen=True)

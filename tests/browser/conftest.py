@@ -1,4 +1,4 @@
-"""One browser for all tests here, one hall for each module, a window of its own for each test."""
+"""One browser for all tests here, one hall for each module, and one window for each test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Error, Page, sync_playwright
 
-from tests.browser.rig import BrowserHall, Visitor, hall_in, launched, require_browser
+from tests.browser.rig import BrowserHall, Visitor, hall_in, launch_browser, require_browser
 
 FAILED = pytest.StashKey[bool]()
 
@@ -17,32 +17,32 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if report.when == "call" and report.failed and (visitor := getattr(item, "funcargs", {}).get("visitor")):
         try:
-            report.sections.append(("browser", f"kept in {visitor.keep_evidence(item.nodeid.split('/')[-1])}"))
+            report.sections.append(("browser", f"saved in {visitor.save_evidence(item.nodeid.split('/')[-1])}"))
         except Error as error:
-            report.sections.append(("browser", f"no screenshot could be kept: {error}"))
+            report.sections.append(("browser", f"no screenshot could be saved: {error}"))
     return report
 
 
-# For this package and not for the session: the loop of Playwright must not outlive it, others' tests use the ORM.
+# Only for this package, because tests of other packages use the ORM, which does not work beside Playwright's loop.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     require_browser()
     with sync_playwright() as playwright:
-        browser = launched(playwright)
+        browser = launch_browser(playwright)
         yield browser
         browser.close()
 
 
 @pytest.fixture(scope="module")
 def new_hall(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserHall]:
-    """Not started: the module's own `hall` gives it members and brings it up."""
+    """A hall that is not started. The fixture `hall` of the module adds members and starts it."""
     with hall_in(tmp_path_factory.mktemp("hall")) as hall:
         yield hall
 
 
 @pytest.fixture(scope="module")
 def hall(new_hall: BrowserHall) -> BrowserHall:
-    """One good member; modules that want others have a `hall` of their own."""
+    """A hall with one good member. Modules that need other members define their own `hall`."""
     new_hall.add("good", displayName="Good", description="Does as it is told.")
     new_hall.bring_up("good")
     return new_hall

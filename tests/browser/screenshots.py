@@ -1,7 +1,7 @@
 """The pictures of README and docs, made again: `make screenshots`.
 
-For the README a hall of its own with the shipped members, one more and one that is broken. Calls of the last hour are
-written into its rows, and the last ones are made. For docs/first-server.md another hall, as its reader has it.
+The README shows a hall with the shipped members, one more member and a broken one. Calls of the last hour are written
+into its rows, and the last calls are real. docs/first-server.md shows another hall, which is like that of its reader.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.browser.rig import BrowserHall, Visitor, chromium, hall_in, launched
+from tests.browser.rig import BrowserHall, Visitor, find_chromium, hall_in, launch_browser
 from tests.conftest import ROOT
 
 IMAGES = ROOT / "docs" / "images"
-MOST_BYTES = 200_000
+MAX_BYTES = 200_000
 WIDTH = 1280
 SHIPPED = ("example", "notes")
 FORECAST = {
@@ -57,7 +57,7 @@ WEATHER = {
     },
 }
 MAILER = {"stderr": "smtplib.SMTPAuthenticationError: (535, b'the password is wrong')", "exit": 1}
-# Calls of the last hour, some of them failed, none of them made.
+# Rows of calls of the last hour. Some failed, and none is real.
 HISTORY = """
 import random
 from datetime import timedelta
@@ -86,7 +86,7 @@ statistics.roll_up()
 """
 
 
-def furnish(hall: BrowserHall) -> None:
+def prepare_hall(hall: BrowserHall) -> None:
     for name in SHIPPED:
         shutil.copytree(ROOT / "guild-members" / name, hall.members_dir / name)
     hall.add_stage("weather", WEATHER, displayName="Weather", description="Forecasts from two hundred stations.")
@@ -121,19 +121,19 @@ def show_calls(page: Page) -> None:
     expect(page.locator("svg.plot")).to_be_visible()
 
 
-# Each with the height of its window.
+# Each screen with the height of its window.
 SCREENS = {"roster": (show_roster, 630), "runner": (show_runner, 1000), "calls": (show_calls, 1000)}
 
 
 # docs/first-server.md ----------------------------------------------------------------------------------------------
 
 
-def furnish_first(hall: BrowserHall) -> None:
+def prepare_first_hall(hall: BrowserHall) -> None:
     for name in SHIPPED:
         shutil.copytree(ROOT / "guild-members" / name, hall.members_dir / name)
     hall.bring_up(*SHIPPED)
-    created = hall.manage("new_member", "greeter")
-    assert created.returncode == 0, created.stderr
+    result = hall.manage("new_member", "greeter")
+    assert result.returncode == 0, result.stderr
     hall.wait_for_status("greeter", "connected")
 
 
@@ -167,7 +167,7 @@ FIRST_SCREENS = {
 Screens = Mapping[str, tuple[Callable[[Page], None], int]]
 
 
-def take(visitor: Visitor, screens: Screens, *schemes: str) -> None:
+def take_screenshots(visitor: Visitor, screens: Screens, *schemes: str) -> None:
     for scheme in schemes:
         for name, (show, height) in screens.items():
             page = visitor.window(width=WIDTH, height=height, scheme=scheme, reduced_motion="reduce", traced=False)
@@ -175,25 +175,27 @@ def take(visitor: Visitor, screens: Screens, *schemes: str) -> None:
             path = IMAGES / f"{name}{'-dark' if scheme == 'dark' else ''}.png"
             page.screenshot(path=path, animations="disabled")
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
-            assert path.stat().st_size < MOST_BYTES, path
+            assert path.stat().st_size < MAX_BYTES, path
     assert visitor.faults.unexpected() == []
 
 
-def visit(browser: Browser, furnish_hall: Callable[[BrowserHall], None], screens: Screens, *schemes: str) -> None:
+def take_screenshots_of_new_hall(
+    browser: Browser, prepare: Callable[[BrowserHall], None], screens: Screens, *schemes: str
+) -> None:
     with tempfile.TemporaryDirectory() as folder, hall_in(Path(folder)) as hall:
-        furnish_hall(hall)
+        prepare(hall)
         visitor = Visitor(browser, hall)
-        take(visitor, screens, *schemes)
+        take_screenshots(visitor, screens, *schemes)
         visitor.close()
 
 
 def main() -> None:
-    if not chromium():
+    if not find_chromium():
         sys.exit("No Chromium: install it (Debian: apt-get install chromium) or name one in CHROMIUM.")
     with sync_playwright() as playwright:
-        browser = launched(playwright)
-        visit(browser, furnish, SCREENS, "light", "dark")
-        visit(browser, furnish_first, FIRST_SCREENS, "light")
+        browser = launch_browser(playwright)
+        take_screenshots_of_new_hall(browser, prepare_hall, SCREENS, "light", "dark")
+        take_screenshots_of_new_hall(browser, prepare_first_hall, FIRST_SCREENS, "light")
         browser.close()
 
 

@@ -13,17 +13,17 @@ from tests.browser.screens import OVERFLOW, screens_of
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
 AXE = (Path(__file__).parent / "axe.min.js").read_text()
-# Django's own: the tooltip beside a choice of many, and the pairs of fields for date and time of its users' page.
-DJANGOS = ".help-tooltip, form#user_form .datetime"
-RUN = """async ([djangos, only]) => {
+# Elements of Django: the tooltip beside a multiple choice, and the date and time fields of its page of a user.
+DJANGO_ELEMENTS = ".help-tooltip, form#user_form .datetime"
+RUN_AXE = """async ([excluded, only]) => {
   const options = { resultTypes: ["violations"], ...(only ? { runOnly: { type: "rule", values: only } } : {}) };
-  const found = (await axe.run({ exclude: [[djangos]] }, options)).violations;
-  return found
-    .filter((finding) => ["serious", "critical"].includes(finding.impact))
-    .flatMap((finding) => finding.nodes.map((node) => `${finding.id}: ${node.target} ${node.html.slice(0, 150)}`));
+  const { violations } = await axe.run({ exclude: [[excluded]] }, options);
+  return violations
+    .filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .flatMap(({ id, nodes }) => nodes.map((node) => `${id}: ${node.target} ${node.html.slice(0, 150)}`));
 }"""
-# A colour that is on its way from light to dark is nobody's choice.
-STAND_STILL = """() => {
+# Without transitions, because a colour in the middle of a transition is not a real colour of the page.
+STOP_ANIMATIONS = """() => {
   const sheet = new CSSStyleSheet();
   sheet.replaceSync("*, ::before, ::after { transition: none !important; animation: none !important }");
   document.adoptedStyleSheets = [sheet];
@@ -32,7 +32,7 @@ STAND_STILL = """() => {
 
 @pytest.fixture(scope="module")
 def hall(new_hall: BrowserHall) -> BrowserHall:
-    """Of each kind of row one, so that every screen has something to show."""
+    """A hall with one row of each kind, so that no screen is empty."""
     new_hall.add("good", displayName="Good", description="Does as it is told.")
     new_hall.add("broken", "exit=3", restart="never", description="Ends at once.")
     new_hall.bring_up("good")
@@ -44,25 +44,28 @@ def hall(new_hall: BrowserHall) -> BrowserHall:
     return new_hall
 
 
-def findings(page: Page, *, only: list[str] | None = None) -> list[str]:
-    found: list[str] = page.evaluate(RUN, [DJANGOS, only])
-    return found
+def run_axe(page: Page, *, only: list[str] | None = None) -> list[str]:
+    violations: list[str] = page.evaluate(RUN_AXE, [DJANGO_ELEMENTS, only])
+    return violations
 
 
-def test_every_screen_fits_a_phone_and_has_no_serious_findings_wide_or_narrow_light_or_dark(
+def test_every_screen_fits_a_phone_and_has_no_serious_accessibility_problems(
     hall: BrowserHall, visitor: Visitor
 ) -> None:
-    page = visitor.window(traced=False, bypass_csp=True)  # axe-core is a script with styles of its own
-    found: dict[str, list[str]] = {}
+    page = visitor.window(traced=False, bypass_csp=True)  # axe-core is a script with its own styles
+    screens_by_violation: dict[str, list[str]] = {}
     for screen in screens_of(hall):
-        for how, findings_there in findings_of(page, screen).items():
-            for finding in findings_there:
-                found.setdefault(finding, []).append(f"{screen} {how}")
-    told = [f"{finding}\n    {len(places)} times, first at {places[0]}" for finding, places in found.items()]
-    assert not told, "\n".join(told)
+        for view, violations in check_screen(page, screen).items():
+            for violation in violations:
+                screens_by_violation.setdefault(violation, []).append(f"{screen} {view}")
+    problems = [
+        f"{violation}\n    {len(screens)} times, first at {screens[0]}"
+        for violation, screens in screens_by_violation.items()
+    ]
+    assert not problems, "\n".join(problems)
 
 
-def test_on_a_phone_the_way_to_call_a_tool_is_in_the_window(hall: BrowserHall, visitor: Visitor) -> None:
+def test_on_a_phone_the_link_to_call_a_tool_is_in_the_window(hall: BrowserHall, visitor: Visitor) -> None:
     page = visitor.window()
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto("/admin/roster/tool/")
@@ -72,7 +75,7 @@ def test_on_a_phone_the_way_to_call_a_tool_is_in_the_window(hall: BrowserHall, v
 
 
 @pytest.mark.parametrize(
-    ("model", "tells"),
+    ("model", "selectors"),
     [
         ("call", [".calls-number", ".status", ".calls-tool", ".calls-requester", ".calls-age", ".calls-duration"]),
         (
@@ -81,37 +84,37 @@ def test_on_a_phone_the_way_to_call_a_tool_is_in_the_window(hall: BrowserHall, v
         ),
     ],
 )
-def test_on_a_phone_rows_are_low_and_all_they_say_is_in_the_window(
-    visitor: Visitor, model: str, tells: list[str]
+def test_on_a_phone_rows_are_low_and_all_fields_are_in_the_window(
+    visitor: Visitor, model: str, selectors: list[str]
 ) -> None:
     page = visitor.window()
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"/admin/roster/{model}/")
     row = page.locator("table:has(.action-select) tbody tr").last
-    for selector in tells:
+    for selector in selectors:
         box = row.locator(selector).bounding_box()
         assert box is not None, selector
         assert box["x"] >= 0, selector
         assert box["x"] + box["width"] <= 390, selector
-    whole = row.bounding_box()
-    assert whole is not None
-    assert whole["height"] < 80
+    row_box = row.bounding_box()
+    assert row_box is not None
+    assert row_box["height"] < 80
 
 
-def findings_of(page: Page, screen: str) -> dict[str, list[str]]:
-    """All rules for wide and narrow, and how colours stand out in light and dark."""
+def check_screen(page: Page, screen: str) -> dict[str, list[str]]:
+    """The violations of each view: all rules for wide and narrow windows, and the contrast in light and dark."""
     page.emulate_media(color_scheme="light")
     page.set_viewport_size({"width": 1280, "height": 900})
     page.goto(screen)
     page.evaluate(AXE)
-    page.evaluate(STAND_STILL)
-    seen = {"wide light": findings(page)}
+    page.evaluate(STOP_ANIMATIONS)
+    violations = {"wide light": run_axe(page)}
     page.emulate_media(color_scheme="dark")
-    seen["wide dark"] = findings(page, only=["color-contrast"])
+    violations["wide dark"] = run_axe(page, only=["color-contrast"])
     page.set_viewport_size({"width": 390, "height": 800})
-    seen["narrow dark"] = findings(page)
+    violations["narrow dark"] = run_axe(page)
     page.emulate_media(color_scheme="light")
-    seen["narrow light"] = findings(page, only=["color-contrast"])
+    violations["narrow light"] = run_axe(page, only=["color-contrast"])
     page.set_viewport_size({"width": 360, "height": 740})
-    seen["small phone"] = ["wider than the window"] if page.evaluate(OVERFLOW) > 0 else []
-    return seen
+    violations["small phone"] = ["wider than the window"] if page.evaluate(OVERFLOW) > 0 else []
+    return violations

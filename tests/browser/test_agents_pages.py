@@ -1,4 +1,4 @@
-"""Tokens and agents in a browser: set a client up, speak with an agent, stop it."""
+"""Tokens and agents in a browser: configure a client, send messages to an agent, and stop it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.rig import BrowserHall, Visitor, mark, until, was_reloaded
+from tests.browser.rig import BrowserHall, Visitor, set_reload_marker, until, was_reloaded
 from tests.support.servers.model import Model
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -29,10 +29,10 @@ def model() -> Iterator[Model]:
 def hall(new_hall: BrowserHall, model: Model, tmp_path_factory: pytest.TempPathFactory) -> BrowserHall:
     new_hall.add("good", description="Does as it is told.")
     new_hall.add("other")
-    nobodys = {"ANTHROPIC_AUTH_TOKEN": "", "CLAUDE_CODE_OAUTH_TOKEN": "", "CLAUDE_CONFIG_DIR": ""}
+    no_login = {"ANTHROPIC_AUTH_TOKEN": "", "CLAUDE_CODE_OAUTH_TOKEN": "", "CLAUDE_CONFIG_DIR": ""}
     home = str(tmp_path_factory.mktemp("home"))
     new_hall.bring_up(
-        "good", "other", **nobodys, ANTHROPIC_BASE_URL=model.url, ANTHROPIC_API_KEY="sk-sesame", HOME=home
+        "good", "other", **no_login, ANTHROPIC_BASE_URL=model.url, ANTHROPIC_API_KEY="sk-sesame", HOME=home
     )
     return new_hall
 
@@ -40,7 +40,7 @@ def hall(new_hall: BrowserHall, model: Model, tmp_path_factory: pytest.TempPathF
 # A token ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_token_stands_in_what_each_client_wants_until_the_page_is_left(visitor: Visitor) -> None:
+def test_a_new_token_is_in_the_configuration_of_each_client_until_a_reload(visitor: Visitor) -> None:
     page = visitor.window(permissions=["clipboard-read", "clipboard-write"])
     page.goto("/admin/roster/token/add/")
     expect(page.locator(".field-members")).to_be_hidden()
@@ -52,8 +52,8 @@ def test_a_new_token_stands_in_what_each_client_wants_until_the_page_is_left(vis
     page.get_by_text("Codex", exact=True).click()
     page.get_by_role("button", name="Copy the configuration for Codex").click()
     expect(page.locator("#copy-status")).to_have_text("Copied.")
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert f"Bearer {token}" in copied
+    text = page.evaluate("navigator.clipboard.readText()")
+    assert f"Bearer {token}" in text
     page.get_by_label("good", exact=True).check()
     expect(page.locator("#config-codex")).to_contain_text("/mcp?members=good")
     expect(page.locator("#config-codex")).to_contain_text(token)
@@ -82,13 +82,13 @@ def needs_agent_sdk() -> None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("pip install -r requirements-agent.txt")
 
 
-def new_agent(page: Page, prompt: str) -> None:
+def create_agent(page: Page, prompt: str) -> None:
     page.goto("/admin/roster/agent/")
     page.get_by_role("link", name="New agent").click()
     page.get_by_label("good: Does as it is told.").check()
     page.get_by_label("First message").fill(prompt)
     page.get_by_role("button", name="Create the agent").click()
-    mark(page)
+    set_reload_marker(page)
 
 
 def send(page: Page, prompt: str) -> None:
@@ -97,11 +97,11 @@ def send(page: Page, prompt: str) -> None:
     expect(page.get_by_label("Say to the agent")).to_have_value("")
 
 
-def test_an_agent_is_asked_watched_and_stopped_on_one_page(hall: BrowserHall, page: Page) -> None:
+def test_one_page_sends_messages_to_an_agent_shows_its_transcript_and_stops_it(hall: BrowserHall, page: Page) -> None:
     needs_agent_sdk()
-    until(page, lambda: hall.run(PROBLEM).strip() == "", what="the runtime knows that agents can run")
+    until(page, lambda: hall.run(PRINT_PROBLEM).strip() == "", what="the runtime knows that agents can run")
     transcript, seconds = page.locator("#transcript"), AGENT_SECONDS * 1000
-    new_agent(page, "say **bold** <img src=x onerror=alert(1)>")
+    create_agent(page, "say **bold** <img src=x onerror=alert(1)>")
     expect(transcript.locator("strong")).to_have_text("bold", timeout=seconds)
     expect(transcript.locator("img")).not_to_be_attached()
     expect(transcript.get_by_text("succeeded", exact=True)).to_be_visible(timeout=seconds)
@@ -112,7 +112,7 @@ def test_an_agent_is_asked_watched_and_stopped_on_one_page(hall: BrowserHall, pa
     call.locator("summary").first.click()
     expect(call.get_by_text('"hello"').first).to_be_visible()
     expect(transcript).to_contain_text("The tool said:", timeout=seconds)
-    expect(call.get_by_text('"hello"').first).to_be_visible()  # open still, though more was said
+    expect(call.get_by_text('"hello"').first).to_be_visible()  # still open, although there is more text
 
     send(page, "hang")
     stop = page.get_by_role("button", name="Stop the agent")
@@ -129,9 +129,9 @@ def test_an_agent_is_asked_watched_and_stopped_on_one_page(hall: BrowserHall, pa
     assert not was_reloaded(page)
 
 
-def test_an_agent_is_made_once_however_often_it_is_asked_for(hall: BrowserHall, page: Page) -> None:
+def test_repeated_submits_create_one_agent(hall: BrowserHall, page: Page) -> None:
     page.goto("/admin/roster/agent/new/")
-    page.evaluate(COUNT_SENT)
+    page.evaluate(COUNT_SUBMITS)
     keyboard, prompt = page.keyboard, page.get_by_label("First message")
     prompt.fill("hello")
     prompt.press("Control+Enter")
@@ -144,15 +144,15 @@ def test_an_agent_is_made_once_however_often_it_is_asked_for(hall: BrowserHall, 
     keyboard.down("Control")
     keyboard.down("Enter")
     page.evaluate("window.dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }))")
-    keyboard.down("Enter")  # held
+    keyboard.down("Enter")  # the key is held down
     assert page.evaluate("window.sent") == 2
 
 
-COUNT_SENT = """() => {
+COUNT_SUBMITS = """() => {
   window.sent = 0;
   window.addEventListener("submit", (event) => {
     if (!event.defaultPrevented) window.sent += 1;
     event.preventDefault();
   });
 }"""
-PROBLEM = "from mcp_runtime.control.agents import agent_problem; print(agent_problem())"
+PRINT_PROBLEM = "from mcp_runtime.control.agents import agent_problem; print(agent_problem())"

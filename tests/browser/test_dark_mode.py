@@ -1,4 +1,4 @@
-"""Light and dark: as the system has it, until somebody chooses otherwise. Contrast is in test_accessibility.py."""
+"""Light and dark follow the system, until the user chooses a theme. Contrast is in test_accessibility.py."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ BRIGHTNESS = """() => {
 
 
 def brightness(page: Page) -> float:
-    found: float = page.evaluate(BRIGHTNESS)
-    return found
+    value: float = page.evaluate(BRIGHTNESS)
+    return value
 
 
-def test_pages_are_dark_where_the_system_is_and_light_where_it_is_light(visitor: Visitor) -> None:
+def test_pages_follow_the_color_scheme_of_the_system(visitor: Visitor) -> None:
     for scheme in ("dark", "light"):
         page = visitor.window(scheme=scheme)
         page.goto("/")
         assert (brightness(page) < 0.2) is (scheme == "dark")
 
 
-def test_who_chooses_light_has_it_on_the_next_page_too(visitor: Visitor) -> None:
+def test_a_chosen_theme_stays_on_the_next_page(visitor: Visitor) -> None:
     page = visitor.window(scheme="dark")
     page.goto("/")
     toggle = page.get_by_role("button", name="Toggle theme")

@@ -1,4 +1,4 @@
-"""A hall that has nothing yet: no member, and at first no runtime either."""
+"""A new hall without a member, and at first also without a runtime."""
 
 from __future__ import annotations
 
@@ -15,15 +15,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def hall(new_hall: BrowserHall) -> BrowserHall:
     """The web alone."""
-    prepared = new_hall.manage("prepare")
-    assert prepared.returncode == 0, prepared.stderr
+    result = new_hall.manage("prepare")
+    assert result.returncode == 0, result.stderr
     new_hall.serve_web()
     return new_hall
 
 
-def test_it_says_how_to_start_a_runtime_and_teaches_the_first_member_which_then_comes_up(
-    hall: BrowserHall, page: Page
-) -> None:
+def test_an_empty_hall_explains_how_to_start_a_runtime_and_make_a_member(hall: BrowserHall, page: Page) -> None:
     page.goto("/")
     banner = page.get_by_text("No runtime is alive")
     expect(banner).to_be_visible()
@@ -35,8 +33,8 @@ def test_it_says_how_to_start_a_runtime_and_teaches_the_first_member_which_then_
     page.evaluate("window.__not_reloaded = true")
     hall.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"])
     expect(banner).not_to_be_visible()
-    made = hall.manage("new_member", "hello")
-    assert made.returncode == 0, made.stderr
+    result = hall.manage("new_member", "hello")
+    assert result.returncode == 0, result.stderr
     expect(page.get_by_role("heading", name="hello")).to_be_visible()
     expect(page.locator(".card").get_by_text("connected", exact=True)).to_be_visible()
     expect(lesson).not_to_be_attached()

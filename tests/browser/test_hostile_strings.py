@@ -1,4 +1,4 @@
-"""Members whose every word wants to run a script, reach elsewhere or break the page: none gets what it wants."""
+"""Members whose texts try to run scripts, to load from other hosts and to break pages. No attempt succeeds."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from tests.browser.screens import OVERFLOW, screens_of
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(400)]
 
-ELSEWHERE = "http://elsewhere.example"
-OUTBREAK = (
+OTHER_HOST = "http://elsewhere.example"
+MARKUP = (
     """</script></textarea></title></pre></style>'"`><img src=x onerror="window.__pwned=1">"""
     "<script>window.__pwned=2</script><svg/onload=window.__pwned=3><a href='javascript:window.__pwned=4'>come</a>"
     "<iframe srcdoc='<script>top.__pwned=5</script>'></iframe>{{ 7*7 }}{% csrf_token %}${__pwned=6}"
 )
 MARKDOWN = (
     "[here](javascript:window.__pwned=7) ![see](javascript:window.__pwned=8) "
-    f"![pixel]({ELSEWHERE}/pixel.png) <{ELSEWHERE}> [x]: data:text/html,<script>window.__pwned=9</script> "
+    f"![pixel]({OTHER_HOST}/pixel.png) <{OTHER_HOST}> [x]: data:text/html,<script>window.__pwned=9</script> "
     "[one](java\tscript:window.__pwned=10) [two](&#106;avascript:window.__pwned=11) [three](data:text/html,<script>)"
 )
 CONTROLS = "right\u202eot\u2066left \u200b\ufeff a\x00b\x1b[31mred\x07 \U0001f600"
 LONG = "W" * 100_000
-HOSTILE = f"{OUTBREAK} {MARKDOWN} {CONTROLS}"
+HOSTILE = f"{MARKUP} {MARKDOWN} {CONTROLS}"
 SVG = base64.b64encode(
     b"<svg xmlns='http://www.w3.org/2000/svg' onload='top.__pwned=12'><script>top.__pwned=13</script></svg>"
 ).decode()
-PAGE = f"<html><body onload='top.__pwned=14'><img src='{ELSEWHERE}/x.png'></body></html>"
+PAGE = f"<html><body onload='top.__pwned=14'><img src='{OTHER_HOST}/x.png'></body></html>"
 
 SCHEMA = {
     "type": "object",
     "title": HOSTILE,
     "description": HOSTILE,
     "properties": {
-        OUTBREAK: {
+        MARKUP: {
             "type": "string",
             "title": HOSTILE,
             "description": HOSTILE,
@@ -53,7 +53,7 @@ SCHEMA = {
         "list": {"type": "array", "items": {"type": "string", "title": HOSTILE}, "default": [HOSTILE]},
         "link": {"type": "string", "format": "uri", "default": "javascript:window.__pwned=15"},
         "text": {"type": "string", "pattern": "(a+)+$", "default": LONG[:5000]},
-        "odd": {"type": HOSTILE, "format": HOSTILE, "$ref": f"{ELSEWHERE}/schema.json"},
+        "odd": {"type": HOSTILE, "format": HOSTILE, "$ref": f"{OTHER_HOST}/schema.json"},
     },
 }
 RESULT = {
@@ -61,7 +61,7 @@ RESULT = {
         {"type": "text", "text": HOSTILE},
         {
             "type": "text",
-            "text": f"# {MARKDOWN}\n\n<script>window.__pwned=16</script>\n\n```{OUTBREAK}\n{OUTBREAK}\n```",
+            "text": f"# {MARKDOWN}\n\n<script>window.__pwned=16</script>\n\n```{MARKUP}\n{MARKUP}\n```",
         },
         {"type": "text", "text": LONG},
         {"type": "image", "data": SVG, "mimeType": "image/svg+xml"},
@@ -71,21 +71,21 @@ RESULT = {
         {"type": "resource_link", "uri": "javascript:window.__pwned=18", "name": HOSTILE, "title": HOSTILE},
         {
             "type": "resource_link",
-            "uri": f"{ELSEWHERE}/{OUTBREAK}",
+            "uri": f"{OTHER_HOST}/{MARKUP}",
             "name": LONG,
-            "icons": [{"src": f"{ELSEWHERE}/i.png"}],
+            "icons": [{"src": f"{OTHER_HOST}/i.png"}],
         },
-        {"type": "resource", "resource": {"uri": f"ui://{OUTBREAK}", "mimeType": "text/html", "text": PAGE}},
+        {"type": "resource", "resource": {"uri": f"ui://{MARKUP}", "mimeType": "text/html", "text": PAGE}},
         {"type": "resource", "resource": {"uri": "data:text/html,x", "mimeType": "text/html", "blob": SVG}},
         {"type": HOSTILE, "text": HOSTILE},
     ],
     "structuredContent": {
-        OUTBREAK: HOSTILE,
+        MARKUP: HOSTILE,
         "__proto__": {"polluted": True},
         "long": LONG,
         "deep": [[[[[[[[HOSTILE]]]]]]]],
     },
-    "_meta": {"ui": {"resourceUri": f"ui://{OUTBREAK}"}},
+    "_meta": {"ui": {"resourceUri": f"ui://{MARKUP}"}},
 }
 TOOLS = [
     "<img src=x onerror=window.__pwned=19>",
@@ -97,7 +97,7 @@ TOOLS = [
 ANSWERS = {
     "talk": {"result": RESULT},
     "fail": {"result": {"isError": True, "content": [{"type": "text", "text": HOSTILE}]}},
-    "refuse": {"error": {"code": -32602, "message": HOSTILE, "data": {"hint": HOSTILE, OUTBREAK: LONG}}},
+    "refuse": {"error": {"code": -32602, "message": HOSTILE, "data": {"hint": HOSTILE, MARKUP: LONG}}},
     "step": {"progress": [{"progress": 1, "total": 2, "message": HOSTILE + LONG}], "pause": 600},
 }
 
@@ -108,10 +108,10 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def hall(new_hall: BrowserHall) -> BrowserHall:
-    words = {
-        "displayName": OUTBREAK[:190],
-        "version": OUTBREAK[:90],
-        "description": f"{OUTBREAK} {MARKDOWN} {LONG}"[:10_000],
+    values = {
+        "displayName": MARKUP[:190],
+        "version": MARKUP[:90],
+        "description": f"{MARKUP} {MARKDOWN} {LONG}"[:10_000],
     }
     stage = {
         "tools": [
@@ -124,10 +124,10 @@ def hall(new_hall: BrowserHall) -> BrowserHall:
         "instructions": HOSTILE + LONG,
         "stderr": HOSTILE,
     }
-    new_hall.add_stage("hostile", stage, **words)
-    new_hall.add_stage("dying", {"stderr": HOSTILE, "exit": 3}, restart="never", **words)
-    new_hall.add_stage("listless", {"list_error": HOSTILE}, restart="never", **words)
-    new_hall.add_stage("misread", {}, **{"port": OUTBREAK, OUTBREAK: HOSTILE}, **words)
+    new_hall.add_stage("hostile", stage, **values)
+    new_hall.add_stage("dying", {"stderr": HOSTILE, "exit": 3}, restart="never", **values)
+    new_hall.add_stage("listless", {"list_error": HOSTILE}, restart="never", **values)
+    new_hall.add_stage("misread", {}, **{"port": MARKUP, MARKUP: HOSTILE}, **values)
     new_hall.add("unread").joinpath("guild-member.json").write_text(HOSTILE)
     new_hall.bring_up("hostile")
     for name in ("dying", "listless"):
@@ -147,8 +147,8 @@ print(json.dumps({tool.name: reverse("admin:roster_tool_call", args=[tool.pk]) f
 """
 
 
-def rows_pages(hall: BrowserHall) -> list[str]:
-    """The page of every row, where `screens_of` takes one of each kind."""
+def pages_of_rows(hall: BrowserHall) -> list[str]:
+    """The page of every row. `screens_of` has only one page of each kind."""
     script = """
 import json
 from django.urls import reverse
@@ -161,55 +161,55 @@ print(json.dumps(found + [reverse("admin:roster_tool_call", args=[tool.pk]) for 
     return pages
 
 
-def harm_on(page: Page) -> str:
-    """What is wrong with the page that is shown; everything that can be unfolded is unfolded first."""
+def find_harm(page: Page) -> str:
+    """The problem of the current page, or an empty text. Opens all details of the page first."""
     page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     if page.evaluate("window.__pwned !== undefined || ({}).polluted !== undefined"):
         return f"executed: {page.evaluate('window.__pwned')}"
     hrefs = page.evaluate("[...document.querySelectorAll('a[href], form[action]')].map((e) => e.href || e.action)")
-    if wrong := [href for href in hrefs if not href.startswith(("http://", "https://"))]:
-        return f"links to {wrong[0][:80]}"
+    if bad_links := [href for href in hrefs if not href.startswith(("http://", "https://"))]:
+        return f"links to {bad_links[0][:80]}"
     if page.locator("#content h1, #content h2, #content").count() == 0:
         return "has no content"
     for width in (1280, 360):
         page.set_viewport_size({"width": width, "height": 800})
-        if (wider := page.evaluate(OVERFLOW)) > 0:
-            return f"is {wider} pixels wider than a window of {width}"
+        if (overflow := page.evaluate(OVERFLOW)) > 0:
+            return f"is {overflow} pixels wider than a window of {width}"
     return ""
 
 
-def test_nothing_that_members_say_is_executed_or_breaks_a_page(hall: BrowserHall, visitor: Visitor) -> None:
+def test_no_text_of_a_member_is_executed_or_breaks_a_page(hall: BrowserHall, visitor: Visitor) -> None:
     page = visitor.window(traced=False)
-    harm = {}
-    for screen in screens_of(hall, *rows_pages(hall)):
-        answer = page.goto(screen)
-        if answer is None or not answer.ok:
-            harm[screen] = "is not there"
-        elif wrong := harm_on(page):
-            harm[screen] = wrong
-    assert not harm, "\n".join(f"{screen} {wrong}" for screen, wrong in harm.items())
+    problems = {}
+    for screen in screens_of(hall, *pages_of_rows(hall)):
+        response = page.goto(screen)
+        if response is None or not response.ok:
+            problems[screen] = "is not there"
+        elif problem := find_harm(page):
+            problems[screen] = problem
+    assert not problems, "\n".join(f"{screen} {problem}" for screen, problem in problems.items())
 
 
-def test_the_runner_draws_and_calls_a_hostile_tool_and_shows_what_comes(hall: BrowserHall, visitor: Visitor) -> None:
+def test_the_runner_calls_a_hostile_tool_and_shows_its_result_safely(hall: BrowserHall, visitor: Visitor) -> None:
     page = visitor.window(traced=False)
     addresses = json.loads(hall.run(CALL_PAGES))
     for name in (TOOLS[0], *(name for name in ANSWERS if name != "step")):
         page.goto(addresses[name])
         page.get_by_role("button", name="Call", exact=True).click()
-        # What does not fit the schema is refused at its field, and that is shown as safely.
+        # Arguments that do not match the schema are refused at their field, and that is shown safely too.
         outcome = page.locator("#outcome-status:not(:empty), #call-errors .errornote")
         expect(outcome.first).to_be_visible()
         expect(page.locator("#outcome-status").filter(has_text=re.compile("queued|running"))).not_to_be_attached()
-        assert harm_on(page) == "", name
+        assert find_harm(page) == "", name
 
 
-def test_the_search_of_the_roster_takes_hostile_words(visitor: Visitor) -> None:
+def test_the_search_of_the_roster_accepts_hostile_text(visitor: Visitor) -> None:
     page = visitor.window()
     page.goto("/")
-    for words in (OUTBREAK[:100], "%00%0a", "\u202e", "W" * 100):
+    for text in (MARKUP[:100], "%00%0a", "\u202e", "W" * 100):
         with page.expect_response("**/cards/**"):
-            page.get_by_role("searchbox").fill(words)
-        assert harm_on(page) == "", words
+            page.get_by_role("searchbox").fill(text)
+        assert find_harm(page) == "", text
     page.get_by_role("searchbox").fill("' OR 1=1 --")
     expect(page.get_by_text("No matches.")).to_be_visible()
     page.get_by_role("searchbox").fill("")

@@ -1,4 +1,4 @@
-"""Without a mouse: Tab reaches what can be pressed, one sees where one is, and a call is made."""
+"""Without a mouse: Tab reaches every control, the focus is visible, and a tool can be called."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.browser.rig import PASSWORD, BrowserHall, Visitor
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
-MOST_TABS = 150
-# What has the focus now: what it is called, and whether one sees that it has it.
-FOCUSED = """() => {
+MAX_TABS = 150
+# The name of the element that has the focus, and whether the focus is visible.
+FOCUSED_ELEMENT = """() => {
   const element = document.activeElement;
   if (!element || element === document.body) return null;
   (window.__visited ??= new WeakSet()).add(element);
@@ -22,11 +22,11 @@ FOCUSED = """() => {
   const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
   return {
     name: (name || "").trim().split("\\n")[0], tag: element.tagName,
-    seen: (outlined || style.boxShadow !== "none") && box.width > 0 && box.height > 0,
+    isVisible: (outlined || style.boxShadow !== "none") && box.width > 0 && box.height > 0,
   };
 }"""
-# What can be pressed or written into and was not visited.
-LEFT_OUT = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary")]
+# The controls that Tab did not visit.
+UNVISITED_ELEMENTS = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary")]
   .filter((element) => !window.__visited.has(element) && !element.disabled && element.tabIndex >= 0)
   .filter((element) => element.checkVisibility({ visibilityProperty: true }) && !element.closest("[inert]"))
   .map((element) => element.outerHTML.slice(0, 120))"""
@@ -44,10 +44,10 @@ def hall(new_hall: BrowserHall) -> BrowserHall:
 
 
 def tab_to(page: Page, name: str, *, tag: str = "") -> None:
-    for _ in range(MOST_TABS):
+    for _ in range(MAX_TABS):
         page.keyboard.press("Tab")
-        focused = page.evaluate(FOCUSED)
-        if focused and focused["name"] == name and tag in ("", focused["tag"].lower()):
+        element = page.evaluate(FOCUSED_ELEMENT)
+        if element and element["name"] == name and tag in ("", element["tag"].lower()):
             return
     pytest.fail(f"Tab does not reach {name!r} on {page.url}")
 
@@ -76,21 +76,21 @@ def test_a_call_is_made_without_a_mouse(visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize("screen", ["roster", "member", "runner", "calls", "call"])
-def test_tab_reaches_everything_and_one_sees_where_one_is(hall: BrowserHall, page: Page, screen: str) -> None:
+def test_tab_reaches_every_control_and_the_focus_is_visible(hall: BrowserHall, page: Page, screen: str) -> None:
     page.goto(address_of(hall, screen))
     names: list[str] = []
-    unseen: set[str] = set()
-    for _ in range(MOST_TABS):
+    names_without_visible_focus: set[str] = set()
+    for _ in range(MAX_TABS):
         page.keyboard.press("Tab")
-        focused = page.evaluate(FOCUSED)
-        if focused is None:
+        element = page.evaluate(FOCUSED_ELEMENT)
+        if element is None:
             break
-        names.append(focused["name"])
-        if not focused["seen"]:
-            unseen.add(focused["name"] or focused["tag"])
+        names.append(element["name"])
+        if not element["isVisible"]:
+            names_without_visible_focus.add(element["name"] or element["tag"])
     assert len(names) > 5
-    assert unseen == set()
-    assert page.evaluate(LEFT_OUT) == []
+    assert names_without_visible_focus == set()
+    assert page.evaluate(UNVISITED_ELEMENTS) == []
 
 
 def address_of(hall: BrowserHall, screen: str) -> str:

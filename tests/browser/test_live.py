@@ -1,4 +1,4 @@
-"""Pages that stay true by themselves: what happens is seen without a reload, and a hidden tab asks nothing."""
+"""Live pages: they show changes without a reload, and a hidden tab sends no requests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import signal
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.rig import BrowserHall, Visitor, mark, show, until, was_reloaded
+from tests.browser.rig import BrowserHall, Visitor, set_reload_marker, set_visibility, until, was_reloaded
 from tests.support.machine import Stopwatch
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
-SEEN_WITHIN_SECONDS = 3.0  # about one on an idle machine
+MAX_SECONDS = 3.0  # about one on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -33,55 +33,55 @@ def kill(hall: BrowserHall, name: str) -> None:
     os.kill(hall.member(name)["pid"], signal.SIGKILL)
 
 
-def test_a_crash_is_seen_on_its_card_and_a_start_too(hall: BrowserHall, page: Page) -> None:
+def test_a_card_shows_a_crash_and_a_restart_without_a_reload(hall: BrowserHall, page: Page) -> None:
     page.goto("/")
-    mortal = card(page, "mortal")
-    expect(mortal.get_by_text("connected", exact=True)).to_be_visible()
-    mark(page)
+    mortal_card = card(page, "mortal")
+    expect(mortal_card.get_by_text("connected", exact=True)).to_be_visible()
+    set_reload_marker(page)
     kill(hall, "mortal")
     watch = Stopwatch()
-    expect(mortal.get_by_text("error", exact=True)).to_be_visible()
-    assert watch.seconds < SEEN_WITHIN_SECONDS
-    expect(mortal).to_contain_text("SIGKILL")
+    expect(mortal_card.get_by_text("error", exact=True)).to_be_visible()
+    assert watch.seconds < MAX_SECONDS
+    expect(mortal_card).to_contain_text("SIGKILL")
     expect(card(page, "good").get_by_text("connected", exact=True)).to_be_visible()
-    mortal.get_by_role("button", name="Restart").click()
-    expect(mortal.get_by_text("connected", exact=True)).to_be_visible()
+    mortal_card.get_by_role("button", name="Restart").click()
+    expect(mortal_card.get_by_text("connected", exact=True)).to_be_visible()
     assert not was_reloaded(page)
 
 
-def test_a_crash_is_seen_on_the_members_own_page(hall: BrowserHall, page: Page) -> None:
+def test_the_page_of_a_member_shows_a_crash_without_a_reload(hall: BrowserHall, page: Page) -> None:
     page.goto("/")
     page.get_by_role("link", name="other", exact=True).click()
     expect(page.get_by_text("connected", exact=True).first).to_be_visible()
-    mark(page)
+    set_reload_marker(page)
     kill(hall, "other")
     watch = Stopwatch()
     expect(page.get_by_text("error", exact=True).first).to_be_visible()
-    assert watch.seconds < SEEN_WITHIN_SECONDS
+    assert watch.seconds < MAX_SECONDS
     expect(page.get_by_text("SIGKILL").first).to_be_visible()
     assert not was_reloaded(page)
 
 
-def test_a_tab_that_is_hidden_asks_nothing_and_catches_up_when_it_is_seen_again(
+def test_a_hidden_tab_sends_no_requests_and_updates_when_it_is_visible_again(
     hall: BrowserHall, visitor: Visitor
 ) -> None:
-    hidden, seen = visitor.window(), visitor.window()
-    hidden.goto("/")
-    show(hidden, visible=False)
-    seen.goto("/")
-    asked = {"hidden": 0, "seen": 0}
-    hidden.on("request", lambda _: asked.update(hidden=asked["hidden"] + 1))
-    seen.on("request", lambda _: asked.update(seen=asked["seen"] + 1))
-    until(seen, lambda: asked["seen"] >= 4, what="the tab that is seen asks")
+    hidden_page, visible_page = visitor.window(), visitor.window()
+    hidden_page.goto("/")
+    set_visibility(hidden_page, visible=False)
+    visible_page.goto("/")
+    request_counts = {"hidden": 0, "visible": 0}
+    hidden_page.on("request", lambda _: request_counts.update(hidden=request_counts["hidden"] + 1))
+    visible_page.on("request", lambda _: request_counts.update(visible=request_counts["visible"] + 1))
+    until(visible_page, lambda: request_counts["visible"] >= 4, what="the visible tab sends requests")
     hall.add("newcomer")
-    expect(card(seen, "newcomer")).to_be_visible()
-    assert asked["hidden"] == 0
-    expect(card(hidden, "newcomer")).not_to_be_attached()
-    show(hidden, visible=True)
-    expect(card(hidden, "newcomer")).to_be_visible()
+    expect(card(visible_page, "newcomer")).to_be_visible()
+    assert request_counts["hidden"] == 0
+    expect(card(hidden_page, "newcomer")).not_to_be_attached()
+    set_visibility(hidden_page, visible=True)
+    expect(card(hidden_page, "newcomer")).to_be_visible()
 
 
-def test_what_somebody_types_survives_what_happens_around_it(hall: BrowserHall, page: Page) -> None:
+def test_typed_text_survives_a_live_update(hall: BrowserHall, page: Page) -> None:
     page.goto("/")
     search = page.get_by_role("searchbox")
     search.fill("goo")

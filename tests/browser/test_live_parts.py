@@ -1,4 +1,4 @@
-"""How a live part asks (roster/static/roster/live.js): what it shows when nobody answers, and what it leaves alone."""
+"""The requests of live parts (roster/static/roster/live.js), and what a part shows and keeps."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from tests.browser.rig import BrowserHall, Visitor, until
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
 CARDS = "**/cards/**"
-# What stands in the place of the answer; the part's own header makes it one of the hall's.
+# The header X-Live marks the response as one of the hall.
 PART = {"X-Live": "part", "Content-Type": "text/html"}
 
 
-def not_live(page: Page) -> Locator:
+def not_live_banner(page: Page) -> Locator:
     return page.locator("#not-live")
 
 
-def answers(page: Page, answer: Callable[[Route], None]) -> list[float]:
-    """From now on `answer` answers for the roster; when it was asked, in milliseconds of the page's clock."""
-    asked: list[float] = []
+def route_cards(page: Page, respond: Callable[[Route], None]) -> list[float]:
+    """Let `respond` serve the roster. Returns the times of the requests, in milliseconds of the page's clock."""
+    request_times: list[float] = []
 
     def handle(route: Route) -> None:
-        asked.append(float(page.evaluate("performance.now()")))
-        answer(route)
+        request_times.append(float(page.evaluate("performance.now()")))
+        respond(route)
 
     page.route(CARDS, handle)
-    return asked
+    return request_times
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("respond", "text"),
     [
         (lambda route: route.abort(), "No live updates: the hall does not respond."),
         (lambda route: route.fulfill(status=503), "No live updates: the hall responded with an error (503)."),
@@ -43,74 +43,78 @@ def answers(page: Page, answer: Callable[[Route], None]) -> list[float]:
         (lambda route: route.fulfill(body="<h1>A proxy's page</h1>"), "No live updates: another server responded"),
     ],
 )
-def test_what_is_not_live_says_so_in_one_line_and_mends_itself(
-    page: Page, visitor: Visitor, answer: Callable[[Route], None], words: str
+def test_a_failed_update_is_shown_in_one_line_and_updates_resume(
+    page: Page, visitor: Visitor, respond: Callable[[Route], None], text: str
 ) -> None:
     visitor.faults.allow(r"Failed to load resource")
     page.goto("/")
     card = page.locator(".card").first
     expect(card).to_be_visible()
-    answers(page, answer)
-    expect(not_live(page)).to_contain_text(words)
+    route_cards(page, respond)
+    expect(not_live_banner(page)).to_contain_text(text)
     expect(card).to_be_visible()
     page.unroute(CARDS)
-    expect(not_live(page)).to_be_empty()
+    expect(not_live_banner(page)).to_be_empty()
 
 
-def test_a_hall_that_does_not_answer_is_asked_ever_more_rarely(page: Page, visitor: Visitor) -> None:
+def test_requests_become_rarer_while_the_hall_does_not_respond(page: Page, visitor: Visitor) -> None:
     visitor.faults.allow(r"Failed to load resource")
     page.goto("/")
-    asked = answers(page, lambda route: route.abort())
-    until(page, lambda: len(asked) >= 4, what="it was asked four times")
-    pauses = [later - earlier for earlier, later in itertools.pairwise(asked)]  # 1, 2 and 4 s, and what it takes
+    request_times = route_cards(page, lambda route: route.abort())
+    until(page, lambda: len(request_times) >= 4, what="there are four requests")
+    pauses = [
+        later - earlier for earlier, later in itertools.pairwise(request_times)
+    ]  # 1, 2 and 4 s, and the time of the requests
     assert pauses[2] > pauses[0] + 1500
 
 
-def test_a_part_is_never_asked_twice_at_a_time(page: Page) -> None:
+def test_a_part_has_only_one_request_at_a_time(page: Page) -> None:
     page.goto("/")
-    held: list[Route] = []
-    page.route(CARDS, lambda route: held.append(route))
-    until(page, lambda: held, what="it was asked")
-    page.wait_for_timeout(2500)  # three of its periods
-    assert len(held) == 1
-    held[0].continue_()
-    until(page, lambda: len(held) == 2, what="it was asked again")
+    routes: list[Route] = []
+    page.route(CARDS, lambda route: routes.append(route))
+    until(page, lambda: routes, what="there is a request")
+    page.wait_for_timeout(2500)  # three periods of the part
+    assert len(routes) == 1
+    routes[0].continue_()
+    until(page, lambda: len(routes) == 2, what="there is a second request")
     page.unroute(CARDS)
 
 
-def test_open_details_typed_text_and_focus_survive(page: Page) -> None:
+def test_open_details_typed_text_and_focus_survive_updates(page: Page) -> None:
     page.goto("/")
     body = '<details id="d"><summary>more</summary>{0}</details><input id="i" value=""><p id="p">{0}</p>'
     turn = {"number": 0}
 
-    def answer(route: Route) -> None:
+    def respond(route: Route) -> None:
         turn["number"] += 1
         route.fulfill(body=body.format(turn["number"]), headers=PART)
 
-    page.route(CARDS, answer)
+    page.route(CARDS, respond)
     expect(page.locator("#p")).to_be_visible()
     page.locator("#d summary").click()
     page.locator("#i").fill("half a word")
-    seen = page.locator("#p").inner_text()
-    expect(page.locator("#p")).not_to_have_text(seen)
+    old_text = page.locator("#p").inner_text()
+    expect(page.locator("#p")).not_to_have_text(old_text)
     expect(page.locator("#d")).to_have_attribute("open", "")
     expect(page.locator("#i")).to_have_value("half a word")
     expect(page.locator("#i")).to_be_focused()
     page.locator("#d summary").focus()
-    seen = page.locator("#p").inner_text()
-    expect(page.locator("#p")).not_to_have_text(seen)
+    old_text = page.locator("#p").inner_text()
+    expect(page.locator("#p")).not_to_have_text(old_text)
     expect(page.locator("#i")).to_have_value("half a word")
 
 
-def test_a_part_that_is_done_is_asked_no_more(page: Page) -> None:
+def test_a_finished_part_sends_no_more_requests(page: Page) -> None:
     page.goto("/")
-    asked = answers(page, lambda route: route.fulfill(body="<p>over</p>", headers={**PART, "X-Live": "done"}))
+    request_times = route_cards(
+        page, lambda route: route.fulfill(body="<p>over</p>", headers={**PART, "X-Live": "done"})
+    )
     expect(page.get_by_text("over", exact=True)).to_be_visible()
-    page.wait_for_timeout(2500)  # three of its periods
-    assert len(asked) == 1
+    page.wait_for_timeout(2500)  # three periods of the part
+    assert len(request_times) == 1
 
 
-def test_a_button_keeps_the_place_on_the_page_and_says_what_it_did(hall: BrowserHall, page: Page) -> None:
+def test_a_button_keeps_the_page_and_shows_its_effect(hall: BrowserHall, page: Page) -> None:
     page.goto("/admin/?q=good")
     page.evaluate("window.__not_reloaded = true")
     page.get_by_role("button", name="Restart good").click()
@@ -120,7 +124,7 @@ def test_a_button_keeps_the_place_on_the_page_and_says_what_it_did(hall: Browser
     assert page.url.endswith("/?q=good")
 
 
-def test_a_button_that_has_the_focus_never_does_what_another_says(hall: BrowserHall, page: Page) -> None:
+def test_a_focused_button_is_removed_when_its_action_is_no_longer_possible(hall: BrowserHall, page: Page) -> None:
     values = {"arguments": {"seconds": 3}}
     call = hall.api("members/good/tools/sleep/invoke/", method="POST", json=values)["id"]
     page.goto(f"/admin/roster/call/{call}/change/")
@@ -138,7 +142,7 @@ def test_buttons_work_without_scripts(hall: BrowserHall, visitor: Visitor) -> No
     hall.wait_for_status("good", "connected")
 
 
-def test_a_chip_narrows_the_roster_and_the_address_says_so(page: Page) -> None:
+def test_a_chip_filters_the_roster_and_the_filter_is_in_the_address(page: Page) -> None:
     page.goto("/")
     page.locator(".chip-connected").click()
     expect(page.locator(".chip-connected")).to_have_attribute("aria-current", "true")
@@ -150,7 +154,7 @@ def test_a_chip_narrows_the_roster_and_the_address_says_so(page: Page) -> None:
     expect(page.get_by_role("searchbox")).to_have_value("")
 
 
-def test_the_menu_closes_with_escape_and_when_one_goes_on_elsewhere(page: Page) -> None:
+def test_the_menu_closes_with_escape_and_when_it_loses_the_focus(page: Page) -> None:
     page.goto("/")
     menu, users = page.locator("#places summary"), page.get_by_role("link", name="Users", exact=True)
     menu.press("Enter")

@@ -1,4 +1,4 @@
-"""A member's page in a browser: a crash with its cause, its tools, and its log as it grows."""
+"""The page of a member in a browser: a crash with its cause, the tools, and the growing log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.rig import BrowserHall, Visitor, mark, show, was_reloaded
+from tests.browser.rig import BrowserHall, Visitor, set_reload_marker, set_visibility, was_reloaded
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(180)]
 
@@ -29,7 +29,7 @@ def open_page(page: Page, name: str) -> None:
     page.goto("/admin/")
     page.get_by_role("link", name=name, exact=True).click()
     expect(page.locator(".member-state").get_by_text("connected", exact=True)).to_be_visible()
-    mark(page)
+    set_reload_marker(page)
 
 
 def lines(page: Page) -> Locator:
@@ -41,7 +41,7 @@ def log_of(hall: BrowserHall, name: str) -> Path:
 
 
 def write(hall: BrowserHall, *texts: str) -> None:
-    """As the member `writer` would: the hall's runtime has the file open for appending too."""
+    """Append to the log as the member `writer` would. The runtime has the file open for appending too."""
     with log_of(hall, "writer").open("a") as file:
         file.write("".join(f"{text}\n" for text in texts))
 
@@ -51,7 +51,7 @@ def distance_to_end(page: Page) -> float:
     return float(page.locator("#log-lines").evaluate(script))
 
 
-def test_a_crash_is_told_with_its_cause_and_last_lines_and_mended_by_a_button(hall: BrowserHall, page: Page) -> None:
+def test_a_crash_is_shown_with_its_cause_and_last_lines_and_restart_fixes_it(hall: BrowserHall, page: Page) -> None:
     open_page(page, "mortal")
     hall.call("mortal", "a")
     os.kill(hall.member("mortal")["pid"], signal.SIGKILL)
@@ -70,16 +70,16 @@ def test_a_crash_is_told_with_its_cause_and_last_lines_and_mended_by_a_button(ha
     assert not was_reloaded(page)
 
 
-def test_a_call_is_seen_in_its_list(hall: BrowserHall, page: Page) -> None:
+def test_a_call_is_in_the_list_of_the_member(hall: BrowserHall, page: Page) -> None:
     open_page(page, "writer")
-    ended = hall.call("writer", "b")
-    row = page.locator(f"#call-{ended['id']}")
+    call = hall.call("writer", "b")
+    row = page.locator(f"#call-{call['id']}")
     expect(row).to_contain_text("succeeded")
     row.get_by_role("link").first.click()
-    expect(page).to_have_url(f"{hall.url}/admin/roster/call/{ended['id']}/change/")
+    expect(page).to_have_url(f"{hall.url}/admin/roster/call/{call['id']}/change/")
 
 
-def test_tools_are_searched_and_switched_without_leaving(hall: BrowserHall, page: Page) -> None:
+def test_tools_are_searched_and_disabled_without_a_reload(hall: BrowserHall, page: Page) -> None:
     open_page(page, "writer")
     page.get_by_role("searchbox", name="Search the tools of this member").fill("does g")
     expect(page.locator("#tool-rows > .row:visible")).to_have_count(1)
@@ -122,7 +122,7 @@ def test_the_log_is_followed_through_a_rotation(hall: BrowserHall, page: Page) -
     expect(lines(page).nth(-2)).to_have_text("the last of the old file")
 
 
-def test_the_log_is_filtered_as_one_types(hall: BrowserHall, page: Page) -> None:
+def test_the_log_is_filtered_while_the_user_types(hall: BrowserHall, page: Page) -> None:
     write(hall, *(f"{word} {number}" for number in range(20) for word in ("apple", "pear")))
     open_page(page, "writer")
     page.get_by_role("searchbox", name="Filter the lines of the log").fill("APPLE 1")
@@ -133,35 +133,35 @@ def test_the_log_is_filtered_as_one_types(hall: BrowserHall, page: Page) -> None
     expect(lines(page).nth(-2)).to_have_text("pear 1000")
 
 
-def test_a_paused_log_goes_on_from_where_it_was(hall: BrowserHall, page: Page) -> None:
+def test_a_paused_log_continues_with_the_missed_lines(hall: BrowserHall, page: Page) -> None:
     open_page(page, "writer")
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("#log-state")).to_have_text("Paused")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url) if "/log/" in request.url else None)
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url) if "/log/" in request.url else None)
     write(hall, "while paused")
     with page.expect_response("**/parts/head/"):
         pass
-    assert asked == []
+    assert urls == []
     page.get_by_role("button", name="Follow").click()
     expect(lines(page).last).to_have_text("while paused")
 
 
-def test_a_hidden_tab_does_not_ask_for_the_log(hall: BrowserHall, visitor: Visitor) -> None:
-    hidden, seen = visitor.window(), visitor.window()
-    for page in (hidden, seen):
+def test_a_hidden_tab_does_not_request_the_log(hall: BrowserHall, visitor: Visitor) -> None:
+    hidden_page, visible_page = visitor.window(), visitor.window()
+    for page in (hidden_page, visible_page):
         open_page(page, "writer")
-    show(hidden, visible=False)
-    asked: list[str] = []
-    hidden.on("request", lambda request: asked.append(request.url))
+    set_visibility(hidden_page, visible=False)
+    urls: list[str] = []
+    hidden_page.on("request", lambda request: urls.append(request.url))
     write(hall, "while hidden")
-    expect(lines(seen).last).to_have_text("while hidden")
-    assert asked == []
-    show(hidden, visible=True)
-    expect(lines(hidden).last).to_have_text("while hidden")
+    expect(lines(visible_page).last).to_have_text("while hidden")
+    assert urls == []
+    set_visibility(hidden_page, visible=True)
+    expect(lines(hidden_page).last).to_have_text("while hidden")
 
 
-def test_the_page_keeps_no_more_lines_than_it_bears(hall: BrowserHall, page: Page) -> None:
+def test_the_page_keeps_at_most_2000_lines(hall: BrowserHall, page: Page) -> None:
     open_page(page, "writer")
     for turn in range(5):
         write(hall, *(f"flood {turn} {number}" for number in range(600)))
@@ -169,12 +169,12 @@ def test_the_page_keeps_no_more_lines_than_it_bears(hall: BrowserHall, page: Pag
     assert page.locator("#log-lines > div").count() == 2000
 
 
-def test_the_whole_log_is_taken_home(hall: BrowserHall, page: Page, tmp_path: Path) -> None:
+def test_the_whole_log_can_be_downloaded(hall: BrowserHall, page: Page, tmp_path: Path) -> None:
     write(hall, "to be taken home")
     open_page(page, "writer")
-    with page.expect_download() as started:
+    with page.expect_download() as download:
         page.get_by_role("link", name="Download").click()
-    kept = tmp_path / "log"
-    started.value.save_as(kept)
-    assert started.value.suggested_filename == "writer.log"
-    assert kept.read_text().endswith("to be taken home\n")
+    file = tmp_path / "log"
+    download.value.save_as(file)
+    assert download.value.suggested_filename == "writer.log"
+    assert file.read_text().endswith("to be taken home\n")

@@ -1,4 +1,4 @@
-"""The rig itself: what no page may do fails the test that it did it in."""
+"""The rig reports the faults of pages, so that they fail a test."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ def test_a_user_logs_in_through_the_form_and_sees_the_members(visitor: Visitor) 
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "text"),
     [
         ("console.error('it hurts')", "console: it hurts"),
         ("setTimeout(() => { throw new Error('oh no') })", "exception: oh no"),
         ("fetch('http://elsewhere.example/').catch(() => 0)", "a request to elsewhere: http://elsewhere.example/"),
     ],
 )
-def test_what_no_page_may_do_is_seen(visitor: Visitor, script: str, words: str) -> None:
+def test_the_rig_reports_console_errors_exceptions_and_requests_to_other_hosts(
+    visitor: Visitor, script: str, text: str
+) -> None:
     page = visitor.window(bypass_csp=True)
     page.goto("/admin/")
     page.evaluate(f"() => {{ {script} }}")
-    until(page, lambda: any(words in fault for fault in visitor.faults.unexpected()), what=words)
+    until(page, lambda: any(text in fault for fault in visitor.faults.unexpected()), what=text)
     visitor.faults.allow("it hurts|oh no|elsewhere|ERR_NAME_NOT_RESOLVED")
 
 
-def test_a_violation_of_the_policy_is_seen(visitor: Visitor, page: Page) -> None:
+def test_the_rig_reports_a_violation_of_the_content_security_policy(visitor: Visitor, page: Page) -> None:
     page.goto("/admin/")
     page.evaluate("""() => {
       const policy = Object.assign(document.createElement("meta"), { httpEquiv: "Content-Security-Policy" });
@@ -43,6 +45,6 @@ def test_a_violation_of_the_policy_is_seen(visitor: Visitor, page: Page) -> None
       document.head.append(policy);
       document.body.append(Object.assign(document.createElement("script"), { textContent: "window.ran = true" }));
     }""")
-    words = "Content-Security-Policy: script-src"
-    until(page, lambda: any(words in fault for fault in visitor.faults.unexpected()), what=words)
+    text = "Content-Security-Policy: script-src"
+    until(page, lambda: any(text in fault for fault in visitor.faults.unexpected()), what=text)
     visitor.faults.allow("Content.Security.Policy|Refused to")

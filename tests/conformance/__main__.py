@@ -1,4 +1,4 @@
-"""`make conformance`: the MCP conformance suite against our client and our gateway; it says the tables of the docs."""
+"""`make conformance`: the MCP conformance suite against our client and our gateway. Writes the tables of the docs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SUITE_VERSION = re.compile(r"(?<=conformance` )\d[\w.-]*\w")
 Outcomes = Mapping[str, Mapping[str, Outcome]]
 
 
-def written(page: str, client: Outcomes, server: Outcomes) -> str:
-    """The page with the tables of client and server, and the version of the suite that they come from."""
+def fill_in_tables(page: str, client: Outcomes, server: Outcomes) -> str:
+    """The page with the tables of client and server, and with the version of the suite."""
     tables = iter([suite.table(client), server_suite.table(server)])
     return SUITE_VERSION.sub(suite.VERSION, TABLE.sub(lambda _: next(tables), page))
 
@@ -30,7 +30,7 @@ def run_client() -> Outcomes:
     with ThreadPoolExecutor(2) as pool:
         for (version, scenario), outcome in zip(runs, pool.map(lambda run: suite.run(*run), runs), strict=True):
             outcomes[version][scenario] = outcome
-            tell("client", version, scenario, outcome)
+            print_outcome("client", version, scenario, outcome)
     return outcomes
 
 
@@ -40,14 +40,14 @@ def run_server() -> Outcomes:
         for version in server_suite.VERSIONS:
             outcomes[version] = server_suite.run(gateway.url("both"), version)
             for scenario, outcome in outcomes[version].items():
-                tell("server", version, scenario, outcome)
+                print_outcome("server", version, scenario, outcome)
     return outcomes
 
 
-def tell(side: str, version: str, scenario: str, outcome: Outcome) -> None:
+def print_outcome(side: str, version: str, scenario: str, outcome: Outcome) -> None:
     print(f"{side}  {version}  {scenario:<46} {outcome}", flush=True)
-    for complaint in outcome.complaints:
-        print("    " + complaint.strip().replace("\n", "\n    "))
+    for problem in outcome.problems:
+        print("    " + problem.strip().replace("\n", "\n    "))
 
 
 def main() -> int:
@@ -55,8 +55,8 @@ def main() -> int:
         print(f"The suite is not installed: {suite.HOW_TO_INSTALL}", file=sys.stderr)
         return 1
     client, server = run_client(), run_server()
-    PAGE.write_text(written(PAGE.read_text(), client, server))
-    return any(suite.total(of_version).failed for of_version in [*client.values(), *server.values()])
+    PAGE.write_text(fill_in_tables(PAGE.read_text(), client, server))
+    return any(suite.total(outcomes).failed for outcomes in [*client.values(), *server.values()])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The suite sends no credentials and has no option for it: this adds them between it and the hall."""
+"""The suite sends no credentials and has no option for them, so this relay adds a token between suite and hall."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ LIMIT = 1 << 20  # bytes of a request's head
 
 @dataclass(frozen=True)
 class Relay:
-    """Passes bytes on as they come, both ways; each request has one header more, behind its first line.
+    """Relays bytes in both directions. Adds one header after the first line of each request.
 
-    Nothing else is touched: names of headers, spaces around values, Host (which has this relay's port) and Origin are
-    the suite's own, and an end of either side ends the other.
+    Nothing else changes: the names of headers, spaces around values, Host (which has the port of this relay) and Origin
+    come from the suite. The end of either side ends the other.
     """
 
     port: int
     header: bytes
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Closed whenever it ends: it is cancelled wherever it stands when the relay is over.
+        # This is cancelled at any point when the relay ends, and closes its connections then.
         with contextlib.closing(writer), contextlib.suppress(OSError):
             from_hall, to_hall = await asyncio.open_connection("127.0.0.1", self.port)
             with contextlib.closing(to_hall):
-                await _first_of(self._requests(reader, to_hall), self._answers(from_hall, writer))
+                await _wait_for_first(self._relay_requests(reader, to_hall), self._relay_responses(from_hall, writer))
 
-    async def _requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay_requests(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             first_line = await reader.readline()
             headers = await reader.readuntil(b"\r\n\r\n")
             writer.write(first_line + self.header + headers)
-            # The suite gives the length of every body that it sends.
+            # The suite sends the length of every body.
             writer.write(await reader.readexactly(_content_length(headers)))
             await writer.drain()
 
-    async def _answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _relay_responses(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65_536):
             writer.write(data)
             await writer.drain()
 
 
-async def _first_of(*ways: Coroutine[Any, Any, None]) -> None:
-    """Until one of them ends; it takes the others along."""
-    tasks = [asyncio.create_task(way) for way in ways]
+async def _wait_for_first(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run all coroutines until one of them ends, and then cancel the others."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -69,21 +69,21 @@ def _content_length(headers: bytes) -> int:
 
 @contextlib.contextmanager
 def relay(port: int, token: str) -> Iterator[int]:
-    """A port on this machine that leads to `port`, with the token on every request."""
+    """A port on this machine that relays to `port`, with the token in every request."""
     ready: Future[tuple[int, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
     async def run() -> None:
         serve = Relay(port, f"Authorization: Bearer {token}\r\n".encode()).serve
         async with await asyncio.start_server(serve, "127.0.0.1", 0, limit=LIMIT) as server:
-            done = asyncio.Event()
-            ready.set_result((server.sockets[0].getsockname()[1], asyncio.get_running_loop(), done))
-            await done.wait()
+            stop = asyncio.Event()
+            ready.set_result((server.sockets[0].getsockname()[1], asyncio.get_running_loop(), stop))
+            await stop.wait()
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    own_port, loop, done = ready.result(10)
+    own_port, loop, stop = ready.result(10)
     try:
         yield own_port
     finally:
-        loop.call_soon_threadsafe(done.set)
+        loop.call_soon_threadsafe(stop.set)
         thread.join(10)

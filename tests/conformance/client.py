@@ -1,7 +1,7 @@
 """The hall's client as the subject of the MCP conformance suite: `python tests/conformance/client.py URL`.
 
-The suite says in the environment which scenario it plays, which protocol version, and what else the client should know.
-It decides by what reaches its server; the exit code is 0 when everything went as it should.
+The environment names the scenario, the protocol version, and other data for the client. The suite judges the requests
+that its server receives. The exit code is 0 if everything succeeded.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from mcp_runtime.protocol.errors import ClientError, MethodError
 
 TIMEOUT = 10.0
 
-# What a client declares it must answer.
+# A client must answer the questions that it declares.
 CAPABILITIES: dict[str, Any] = {"elicitation": {}, "roots": {}, "sampling": {}}
 SAMPLES = {"boolean": True, "integer": 3, "number": 5, "string": "us-west1", "object": {}, "array": []}
 
 
-def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    """Like a person who accepts every form as it stands, shares no folder and wants no model asked."""
+def answer_question(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """Answer like a user who accepts every form unchanged, shares no folder and allows no use of a model."""
     if method == "elicitation/create":
-        return {"action": "accept", "content": filled_in(params["requestedSchema"])}
+        return {"action": "accept", "content": fill_in(params["requestedSchema"])}
     if method == "roots/list":
         return {"roots": []}
     if method == "sampling/createMessage":
@@ -40,8 +40,8 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     raise MethodError(jsonrpc.METHOD_NOT_FOUND, f"{method} is not answered here")
 
 
-def filled_in(schema: dict[str, Any]) -> dict[str, Any]:
-    """Every field with its default; what has none gets something of its type."""
+def fill_in(schema: dict[str, Any]) -> dict[str, Any]:
+    """Every field with its default, or with a sample of its type."""
     fields = schema.get("properties", {}).items()
     return {name: field["default"] if "default" in field else SAMPLES[field["type"]] for name, field in fields}
 
@@ -52,55 +52,55 @@ def list_tools(client: JsonRpcClient) -> None:
 
 def call_every_tool(client: JsonRpcClient) -> None:
     for tool in client.list_tools(TIMEOUT).tools:
-        client.invoke_tool(tool["name"], filled_in(tool["inputSchema"]), TIMEOUT)
+        client.invoke_tool(tool["name"], fill_in(tool["inputSchema"]), TIMEOUT)
 
 
-def call_as_told(client: JsonRpcClient) -> None:
+def call_tools_of_context(client: JsonRpcClient) -> None:
     client.list_tools(TIMEOUT)
     for call in json.loads(os.environ["MCP_CONFORMANCE_CONTEXT"])["toolCalls"]:
         client.invoke_tool(call["name"], call["arguments"], TIMEOUT)
 
 
 # In all other scenarios every tool is called once.
-PARTS: dict[str, Callable[[JsonRpcClient], None]] = {
-    "http-custom-headers": call_as_told,
+SCENARIOS: dict[str, Callable[[JsonRpcClient], None]] = {
+    "http-custom-headers": call_tools_of_context,
     "json-schema-ref-no-deref": list_tools,
 }
 
 
-class Listening(Exchange):
-    """A stream for what the server says unasked. `asked_for` is set when the request for it has left, or never will."""
+class ListeningExchange(Exchange):
+    """A stream for messages without a request. `request_sent` is set once its request was sent, or has failed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked_for = threading.Event()
+        self.request_sent = threading.Event()
 
     def attach(self, sock: Any) -> None:
         super().attach(sock)
         send = sock.sendall
 
-        def send_and_tell(*args: Any) -> None:
+        def send_and_note(*args: Any) -> None:
             send(*args)
-            self.asked_for.set()
+            self.request_sent.set()
 
-        sock.sendall = send_and_tell
+        sock.sendall = send_and_note
 
 
 @contextlib.contextmanager
-def listening(client: JsonRpcClient) -> Iterator[None]:
-    """The suite's server asks on a stream of its own, not on that of the call (SDKs for TypeScript do so)."""
-    exchange = Listening()
+def listen_in_background(client: JsonRpcClient) -> Iterator[None]:
+    """Listen during the block. The suite's server, like SDKs for TypeScript, asks outside of the stream of the call."""
+    exchange = ListeningExchange()
 
     def listen() -> None:
         with contextlib.suppress(ClientError):  # not every server has such a stream
             client.listen(exchange, 2 * TIMEOUT)
-        exchange.asked_for.set()
+        exchange.request_sent.set()
 
     thread = threading.Thread(target=listen)
     thread.start()
-    # Its answer is not waited for: this server sends no header before the first event. But what it asks while nobody
-    # listens is lost, so the request must have left.
-    exchange.asked_for.wait(TIMEOUT)
+    # Do not wait for the response, because this server sends no header before the first event. But questions without a
+    # listener are lost, so wait until the request was sent.
+    exchange.request_sent.wait(TIMEOUT)
     try:
         yield
     finally:
@@ -109,13 +109,13 @@ def listening(client: JsonRpcClient) -> Iterator[None]:
 
 
 def main(url: str) -> None:
-    play = PARTS.get(os.environ["MCP_CONFORMANCE_SCENARIO"], call_every_tool)
+    run_scenario = SCENARIOS.get(os.environ["MCP_CONFORMANCE_SCENARIO"], call_every_tool)
     version = os.environ["MCP_CONFORMANCE_PROTOCOL_VERSION"]
-    client = JsonRpcClient(url, capabilities=CAPABILITIES, on_request=answer)
+    client = JsonRpcClient(url, capabilities=CAPABILITIES, on_request=answer_question)
     try:
         client.connect(TIMEOUT, version=version)
-        with contextlib.nullcontext() if version == mcp.MODERN_VERSION else listening(client):
-            play(client)
+        with contextlib.nullcontext() if version == mcp.MODERN_VERSION else listen_in_background(client):
+            run_scenario(client)
     finally:
         client.close()
 

@@ -1,6 +1,6 @@
-"""A server with everything the conformance suite asks of one: `everything.py --port N [--era handshake|modern]`.
+"""A server with everything that the conformance suite tests: `everything.py --port N [--era handshake|modern]`.
 
-Built on the official SDK's low-level server, at http://127.0.0.1:N/mcp. What it offers is in offers.py.
+It uses the official SDK's low-level server, at http://127.0.0.1:N/mcp. Its tools and lists are in offers.py.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tests.conformance.offers import PROMPTS, RESOURCES, SENT, TEMPLATE, TOOLS, Call, InputRequired, Params, ToolFailed
 from tests.conformance.offers import resource as resource_at
 
-# Logging, sampling and roots are what the SDK warns of, and what the suite asks for.
+# The SDK warns about logging, sampling and roots, but the suite tests them.
 warnings.filterwarnings("ignore", category=MCPDeprecationWarning)
 
 NAME = "everything"
@@ -54,7 +54,7 @@ class Everything(Server[Any]):
 
     def __init__(self) -> None:
         self.bus = InMemorySubscriptionBus()
-        # Sessions of the handshake era, to tell all of them what changed.
+        # Sessions of the handshake era, which all get notifications.
         self.sessions: dict[str, ServerSession] = {}
         super().__init__(
             NAME,
@@ -78,20 +78,20 @@ class Everything(Server[Any]):
 
     def create_initialization_options(self, *args: Any, **options: Any) -> InitializationOptions:
         # Without this the SDK declares no listChanged in the handshake era.
-        everything = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
-        return super().create_initialization_options(everything)
+        notifications = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return super().create_initialization_options(notifications)
 
     async def accept(self, context: Context, params: Any) -> types.EmptyResult:
         return types.EmptyResult()
 
-    async def changed(self, what: str) -> None:
-        await self.bus.publish(ToolsListChanged() if what == "tools" else PromptsListChanged())
+    async def notify_change(self, kind: str) -> None:
+        await self.bus.publish(ToolsListChanged() if kind == "tools" else PromptsListChanged())
         for session in self.sessions.values():
-            # What is for a client that does not listen, or is gone, the SDK drops.
-            await (session.send_tool_list_changed() if what == "tools" else session.send_prompt_list_changed())
+            # The SDK drops notifications for clients that do not listen or have disconnected.
+            await (session.send_tool_list_changed() if kind == "tools" else session.send_prompt_list_changed())
 
     def _call(self, context: Context, params: Params) -> Call:
-        return Call(context, params, self.changed)
+        return Call(context, params, self.notify_change)
 
     async def list_tools(self, context: Context, params: Any) -> types.ListToolsResult:
         assert context.request is not None
@@ -120,12 +120,14 @@ class Everything(Server[Any]):
         if params.name not in PROMPTS:
             raise MCPError(types.INVALID_PARAMS, f"Unknown prompt: {params.name}")
         try:
-            said = await PROMPTS[params.name].get(self._call(context, params))
+            contents = await PROMPTS[params.name].get(self._call(context, params))
         except InputRequired as required:
             return required.result
         except ToolFailed as failure:
             raise MCPError(types.INVALID_PARAMS, str(failure)) from failure
-        return types.GetPromptResult(messages=[types.PromptMessage(role="user", content=content) for content in said])
+        return types.GetPromptResult(
+            messages=[types.PromptMessage(role="user", content=content) for content in contents]
+        )
 
     async def list_resources(self, context: Context, params: Any) -> types.ListResourcesResult:
         return types.ListResourcesResult(
@@ -144,11 +146,11 @@ class Everything(Server[Any]):
     async def read_resource(
         self, context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
-        found = resource_at(params.uri)
-        if found is None:
+        contents = resource_at(params.uri)
+        if contents is None:
             code = types.INVALID_PARAMS if context.protocol_version in MODERN_PROTOCOL_VERSIONS else -32002
             raise MCPError(code, "Resource not found", data={"uri": params.uri})
-        return types.ReadResourceResult(contents=[found])
+        return types.ReadResourceResult(contents=[contents])
 
     async def complete(self, context: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
         words = [word for word in ("paris", "park", "party", "test") if word.startswith(params.argument.value)]
@@ -156,7 +158,7 @@ class Everything(Server[Any]):
 
 
 class Events(EventStore):
-    """What one session was sent, for clients that come back with Last-Event-ID."""
+    """The events of one session, for clients that reconnect with Last-Event-ID."""
 
     def __init__(self) -> None:
         self._ids = itertools.count(1)
@@ -176,36 +178,36 @@ class Events(EventStore):
 
 
 class Sessions(StreamableHTTPSessionManager):
-    """Gives each session a memory of its own: the ids of streams are ids of requests, equal in all sessions."""
+    """Gives each session its own event store. The ids of streams are ids of requests, which repeat in all sessions."""
 
     @property
     def event_store(self) -> EventStore:
         return Events()
 
     @event_store.setter
-    def event_store(self, given: EventStore | None) -> None:
+    def event_store(self, store: EventStore | None) -> None:
         pass
 
 
-class Sent:
-    """Lets a tool wait until something of its own stream has gone out."""
+class SendTracker:
+    """Lets a tool wait until the first bytes of its stream were sent."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = scope[SENT] = asyncio.Event()
+        has_sent = scope[SENT] = asyncio.Event()
 
-        async def tell(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             await send(message)
             if message.get("body"):
-                sent.set()
+                has_sent.set()
 
-        await self.app(scope, receive, tell)
+        await self.app(scope, receive, send_and_note)
 
 
 class OneEra:
-    """Turns away clients of the other era, as a server does that never heard of it."""
+    """Rejects clients of the other era, as a server does that does not know this era."""
 
     def __init__(self, app: ASGIApp, era: str) -> None:
         self.app = app
@@ -214,7 +216,7 @@ class OneEra:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         version = request.headers.get("mcp-protocol-version")
-        # The handshake of a client of that era has no such header.
+        # A handshake has no such header.
         if version in self.versions or (version is None and self.versions is HANDSHAKE_PROTOCOL_VERSIONS):
             await self.app(scope, receive, send)
             return
@@ -228,8 +230,8 @@ class OneEra:
     def error(self, version: str | None, message: dict[str, Any]) -> dict[str, Any]:
         supported = list(self.versions)
         if self.versions is HANDSHAKE_PROTOCOL_VERSIONS:
-            words = f"Bad Request: Unsupported protocol version: {version}. Supported versions: {', '.join(supported)}"
-            return {"code": -32000, "message": words}
+            text = f"Bad Request: Unsupported protocol version: {version}. Supported versions: {', '.join(supported)}"
+            return {"code": -32000, "message": text}
         requested = version or message.get("params", {}).get("protocolVersion") or ""
         return {
             "code": types.UNSUPPORTED_PROTOCOL_VERSION,
@@ -242,10 +244,10 @@ def application(era: str) -> Starlette:
     local = ["127.0.0.1:*", "localhost:*", "[::1]:*"]
     security = TransportSecuritySettings(allowed_hosts=local, allowed_origins=[f"http://{host}" for host in local])
     sessions = Sessions(Everything(), retry_interval=RETRY_MS, security_settings=security)
-    served: ASGIApp = Sent(StreamableHTTPASGIApp(sessions))
+    app: ASGIApp = SendTracker(StreamableHTTPASGIApp(sessions))
     if era != "both":
-        served = OneEra(served, era)
-    return Starlette(routes=[Route("/mcp", endpoint=served)], lifespan=lambda app: sessions.run())
+        app = OneEra(app, era)
+    return Starlette(routes=[Route("/mcp", endpoint=app)], lifespan=lambda app: sessions.run())
 
 
 def main() -> None:
@@ -253,7 +255,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--era", choices=["both", "handshake", "modern"], default="both")
     options = parser.parse_args()
-    # httptools, where it is installed, leaves the space behind a header's value.
+    # httptools, if it is installed, keeps the space after a header's value.
     uvicorn.run(application(options.era), host="127.0.0.1", port=options.port, http="h11", log_level="warning")
 
 

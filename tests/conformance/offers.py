@@ -1,7 +1,7 @@
-"""What the everything server offers: tools, prompts and resources, with the names and texts that the suite asks for.
+"""The tools, prompts and resources of the everything server, with the names and texts that the suite requires.
 
-A tool is a function of the call. It answers with content, raises `ToolFailed`, or asks its caller something with
-`Call.ask`, which does it in the way of the caller's era.
+A tool is a function of the call. It returns content, raises `ToolFailed`, or asks its client a question with
+`Call.ask`, in the way of the client's era.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Schema = dict[str, Any]
 Params = types.CallToolRequestParams | types.GetPromptRequestParams
 Question = types.ElicitRequest | types.CreateMessageRequest | types.ListRootsRequest
 
-# The smallest picture, and the smallest sound: a WAV header and nothing after it.
+# The smallest picture, and the smallest sound, which is a WAV header without samples.
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 WAV = base64.b64encode(
     b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x40\x1f\0\0\x40\x1f\0\0\x01\0\x08\0data\0\0\0\0"
 ).decode()
-SENT = "tests.conformance.sent"  # in a request's scope: an event, set when the answer has begun
-PAUSE = 0.05  # what the suite asks for between two notices
+SENT = "tests.conformance.sent"  # in a request's scope: an event that is set when the response has begun
+PAUSE = 0.05  # the suite requires this pause between two notifications
 
 
 class ToolFailed(Exception):
-    """The tool ran and failed: a result with `isError`."""
+    """The tool ran and failed. Its result has `isError`."""
 
 
 class InputRequired(Exception):
-    """Ends a call of the modern era: the client asks again, with answers."""
+    """Ends a call of the modern era. The client repeats the call with answers."""
 
     def __init__(self, result: types.InputRequiredResult) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class InputRequired(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One tools/call or prompts/get. `changed` tells every client that its list of "tools" or "prompts" is old."""
+    """One tools/call or prompts/get. `notify_change` notifies every client that its "tools" or "prompts" changed."""
 
     context: ServerRequestContext[Any, Any]
     params: Params
-    changed: Callable[[str], Awaitable[None]]
+    notify_change: Callable[[str], Awaitable[None]]
 
     @property
     def is_modern(self) -> bool:
@@ -60,47 +60,47 @@ class Call:
         return (self.params.arguments or {}).get(name)
 
     def may_ask(self, question: Question) -> bool:
-        """Whether the client said that it answers this."""
+        """Whether the client declared that it answers this question."""
         return getattr(self.context.session.client_capabilities, _capability(question), None) is not None
 
     async def ask(self, questions: dict[str, Question], state: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The client's answers, by the keys of the questions. `state` comes back as `self.state` when it asks again."""
+        """The client's answers, by the keys of the questions. In a repeated call `self.state` is `state`."""
         for question in questions.values():
             if not self.may_ask(question):
                 raise self._missing(_capability(question))
         if not self.is_modern:
             return {key: await self._ask_on_the_stream(question) for key, question in questions.items()}
-        answers = self.params.input_responses or {}
-        if questions.keys() <= answers.keys():
-            return {key: answers[key] for key in questions}
-        text = None if state is None else json.dumps(state)
-        raise InputRequired(types.InputRequiredResult(input_requests=questions, request_state=text))
+        responses = self.params.input_responses or {}
+        if questions.keys() <= responses.keys():
+            return {key: responses[key] for key in questions}
+        state_text = None if state is None else json.dumps(state)
+        raise InputRequired(types.InputRequiredResult(input_requests=questions, request_state=state_text))
 
     @property
     def state(self) -> dict[str, Any]:
-        """Sealed on its way out and verified on its way back by the SDK: only what `ask` was given comes here."""
-        found: dict[str, Any] = json.loads(self.params.request_state or "{}")
-        return found
+        """The state that `ask` sent. The SDK seals and verifies it, so it cannot be anything else."""
+        state: dict[str, Any] = json.loads(self.params.request_state or "{}")
+        return state
 
     async def log(self, text: str) -> None:
-        """A client of the modern era gets this only when its request asked for logs."""
-        related = self.context.request_id
-        await self.context.session.send_log_message("info", text, related_request_id=related)
+        """Send a log message. A client of the modern era gets it only if its request asked for logs."""
+        request_id = self.context.request_id
+        await self.context.session.send_log_message("info", text, related_request_id=request_id)
 
     async def _ask_on_the_stream(self, question: Question) -> Any:
-        related = ServerMessageMetadata(related_request_id=self.context.request_id)
-        return await self.context.session.send_request(question, _ANSWERS[type(question)], metadata=related)
+        metadata = ServerMessageMetadata(related_request_id=self.context.request_id)
+        return await self.context.session.send_request(question, _RESULT_TYPES[type(question)], metadata=metadata)
 
     def _missing(self, capability: str) -> Exception:
-        words = f"the client did not declare {capability}"
+        message = f"the client did not declare {capability}"
         if not self.is_modern:
-            return ToolFailed(words)
+            return ToolFailed(message)
         return MCPError(
-            types.MISSING_REQUIRED_CLIENT_CAPABILITY, words, data={"requiredCapabilities": {capability: {}}}
+            types.MISSING_REQUIRED_CLIENT_CAPABILITY, message, data={"requiredCapabilities": {capability: {}}}
         )
 
 
-_ANSWERS: dict[type[Any], type[Any]] = {
+_RESULT_TYPES: dict[type[Any], type[Any]] = {
     types.ElicitRequest: types.ElicitResult,
     types.CreateMessageRequest: types.CreateMessageResult,
     types.ListRootsRequest: types.ListRootsResult,
@@ -123,16 +123,16 @@ def sampling(prompt: str) -> types.CreateMessageRequest:
     return types.CreateMessageRequest(params=types.CreateMessageRequestParams(messages=[message], max_tokens=100))
 
 
-def text(words: str) -> types.TextContent:
-    return types.TextContent(text=words)
+def text(value: str) -> types.TextContent:
+    return types.TextContent(text=value)
 
 
-def embedded(uri: str, mime_type: str, words: str) -> types.EmbeddedResource:
-    return types.EmbeddedResource(resource=types.TextResourceContents(uri=uri, mime_type=mime_type, text=words))
+def embedded_resource(uri: str, mime_type: str, text: str) -> types.EmbeddedResource:
+    return types.EmbeddedResource(resource=types.TextResourceContents(uri=uri, mime_type=mime_type, text=text))
 
 
-def elicited(answer: types.ElicitResult) -> str:
-    return f"action={answer.action}, content={json.dumps(answer.content)}"
+def describe(result: types.ElicitResult) -> str:
+    return f"action={result.action}, content={json.dumps(result.content)}"
 
 
 STRING: Schema = {"type": "string"}
@@ -154,11 +154,11 @@ TOOLS: dict[str, Tool] = {}
 
 
 def tool(description: str, schema: Schema | None = None, **properties: Schema) -> Callable[[ToolFunction], None]:
-    """Offers a function as the tool of its name. `properties` are all required; a `schema` is taken as it is."""
-    found = schema or {"type": "object", "properties": properties, "required": list(properties)}
+    """Offers a function as the tool of its name. All `properties` are required. A `schema` replaces them."""
+    input_schema = schema or {"type": "object", "properties": properties, "required": list(properties)}
 
     def add(function: ToolFunction) -> None:
-        definition = types.Tool(name=function.__name__, description=description, input_schema=found)
+        definition = types.Tool(name=function.__name__, description=description, input_schema=input_schema)
         TOOLS[definition.name] = Tool(definition, function)
 
     return add
@@ -181,7 +181,7 @@ async def test_audio_content(call: Call) -> list[types.ContentBlock]:
 
 @tool("Returns a resource")
 async def test_embedded_resource(call: Call) -> list[types.ContentBlock]:
-    return [embedded("test://embedded-resource", "text/plain", "This is an embedded resource content.")]
+    return [embedded_resource("test://embedded-resource", "text/plain", "This is an embedded resource content.")]
 
 
 @tool("Returns a text, a picture and a resource")
@@ -189,7 +189,7 @@ async def test_multiple_content_types(call: Call) -> list[types.ContentBlock]:
     return [
         text("Multiple content types test:"),
         types.ImageContent(data=PNG, mime_type="image/png"),
-        embedded("test://mixed-content-resource", "application/json", '{"test":"data","value":123}'),
+        embedded_resource("test://mixed-content-resource", "application/json", '{"test":"data","value":123}'),
     ]
 
 
@@ -225,7 +225,7 @@ async def test_tool_with_progress(call: Call) -> list[types.ContentBlock]:
 @tool("Ends its stream while it runs; the result is fetched with Last-Event-ID")
 async def test_reconnection(call: Call) -> list[types.ContentBlock]:
     if call.context.close_sse_stream is not None:
-        # The first event has the id to come back with. Closed before it is out, the stream ends without one.
+        # The first event has the id for the reconnection. A stream that is closed before this event has no id.
         assert call.context.request is not None
         await asyncio.wait_for(call.context.request.scope[SENT].wait(), 10)
         await call.context.close_sse_stream()
@@ -235,8 +235,8 @@ async def test_reconnection(call: Call) -> list[types.ContentBlock]:
 
 @tool("Asks the client's model", prompt=STRING)
 async def test_sampling(call: Call) -> list[types.ContentBlock]:
-    answer = (await call.ask({"answer": sampling(call.argument("prompt"))}))["answer"]
-    return [text(f"LLM response: {getattr(answer.content, 'text', answer.content)}")]
+    result = (await call.ask({"answer": sampling(call.argument("prompt"))}))["answer"]
+    return [text(f"LLM response: {getattr(result.content, 'text', result.content)}")]
 
 
 @tool("Asks the user for name and address", message=STRING)
@@ -246,7 +246,7 @@ async def test_elicitation(call: Call) -> list[types.ContentBlock]:
         "email": {"type": "string", "description": "User's email address"},
     }
     question = form(call.argument("message"), ("username", "email"), **fields)
-    return [text(f"User response: {elicited((await call.ask({'user': question}))['user'])}")]
+    return [text(f"User response: {describe((await call.ask({'user': question}))['user'])}")]
 
 
 @tool("Asks the user, with a default in every field")
@@ -259,22 +259,22 @@ async def test_elicitation_sep1034_defaults(call: Call) -> list[types.ContentBlo
         status={"type": "string", "enum": ["active", "inactive", "pending"], "default": "active"},
         verified={"type": "boolean", "default": True},
     )
-    return [text(f"Elicitation completed: {elicited((await call.ask({'user': question}))['user'])}")]
+    return [text(f"Elicitation completed: {describe((await call.ask({'user': question}))['user'])}")]
 
 
 @tool("Asks the user to choose, in every form of a choice")
 async def test_elicitation_sep1330_enums(call: Call) -> list[types.ContentBlock]:
     options = ["option1", "option2", "option3"]
-    titled = [{"const": f"value{number}", "title": f"Choice {number}"} for number in (1, 2, 3)]
+    titled_options = [{"const": f"value{number}", "title": f"Choice {number}"} for number in (1, 2, 3)]
     question = form(
         "Please choose",
         untitledSingle={"type": "string", "enum": options},
-        titledSingle={"type": "string", "oneOf": titled},
+        titledSingle={"type": "string", "oneOf": titled_options},
         legacyEnum={"type": "string", "enum": ["opt1", "opt2", "opt3"], "enumNames": ["One", "Two", "Three"]},
         untitledMulti={"type": "array", "items": {"type": "string", "enum": options}},
-        titledMulti={"type": "array", "items": {"anyOf": titled}},
+        titledMulti={"type": "array", "items": {"anyOf": titled_options}},
     )
-    return [text(f"Elicitation completed: {elicited((await call.ask({'user': question}))['user'])}")]
+    return [text(f"Elicitation completed: {describe((await call.ask({'user': question}))['user'])}")]
 
 
 @tool(
@@ -316,14 +316,14 @@ async def test_missing_capability(call: Call) -> list[types.ContentBlock]:
 
 @tool("Asks the user on the way")
 async def test_streaming_elicitation(call: Call) -> list[types.ContentBlock]:
-    return [text(elicited((await call.ask({"user_name": NAME}))["user_name"]))]
+    return [text(describe((await call.ask({"user_name": NAME}))["user_name"]))]
 
 
 @tool("Adds a tool to the list, or takes it away again")
 async def test_trigger_tool_change(call: Call) -> list[types.ContentBlock]:
     if TOOLS.pop(test_comes_and_goes.__name__, None) is None:
         tool("There only now and then")(test_comes_and_goes)
-    await call.changed("tools")
+    await call.notify_change("tools")
     return [text("The tools have changed")]
 
 
@@ -331,7 +331,7 @@ async def test_trigger_tool_change(call: Call) -> list[types.ContentBlock]:
 async def test_trigger_prompt_change(call: Call) -> list[types.ContentBlock]:
     if PROMPTS.pop(test_comes_and_goes_too.__name__, None) is None:
         prompt("There only now and then")(test_comes_and_goes_too)
-    await call.changed("prompts")
+    await call.notify_change("prompts")
     return [text("The prompts have changed")]
 
 
@@ -339,26 +339,26 @@ async def test_comes_and_goes(call: Call) -> list[types.ContentBlock]:
     return [text("Here I am")]
 
 
-# Tools that ask: in the modern era by a result that says what is missing.
+# Tools that ask questions, in the modern era with a result that names the missing input.
 
 
 @tool("Asks for a name")
 async def test_input_required_result_elicitation(call: Call) -> list[types.ContentBlock]:
-    answer = (await call.ask({"user_name": NAME}))["user_name"]
-    return [text(f"Hello, {(answer.content or {}).get('name')}!")]
+    result = (await call.ask({"user_name": NAME}))["user_name"]
+    return [text(f"Hello, {(result.content or {}).get('name')}!")]
 
 
 @tool("Asks the client's model for a capital")
 async def test_input_required_result_sampling(call: Call) -> list[types.ContentBlock]:
     question = sampling("What is the capital of France?")
-    answer = (await call.ask({"capital_question": question}))["capital_question"]
-    return [text(getattr(answer.content, "text", ""))]
+    result = (await call.ask({"capital_question": question}))["capital_question"]
+    return [text(getattr(result.content, "text", ""))]
 
 
 @tool("Asks for the client's roots")
 async def test_input_required_result_list_roots(call: Call) -> list[types.ContentBlock]:
-    answer = (await call.ask({"client_roots": ROOTS}))["client_roots"]
-    return [text(", ".join(str(root.uri) for root in answer.roots))]
+    result = (await call.ask({"client_roots": ROOTS}))["client_roots"]
+    return [text(", ".join(str(root.uri) for root in result.roots))]
 
 
 def three_questions() -> dict[str, Question]:
@@ -366,7 +366,7 @@ def three_questions() -> dict[str, Question]:
 
 
 async def confirm(call: Call) -> None:
-    """Asks, and takes an answer only with the state that went out with the question."""
+    """Asks, and accepts an answer only with the state of the question."""
     question = form("Please confirm", ("ok",), ok={"type": "boolean"})
     await call.ask({"confirm": question}, state={"asked": True})
     if call.is_modern and not call.state.get("asked"):
@@ -397,20 +397,20 @@ async def test_input_required_result_multi_round(call: Call) -> list[types.Conte
         "step1": form("Step 1: What is your name?", ("name",), name=STRING),
         "step2": form("Step 2: What is your favorite color?", ("color",), color=STRING),
     }
-    answered = call.state
+    state = call.state
     for key, question in steps.items():
-        if key not in answered:
-            answered[key] = (await call.ask({key: question}, state=dict(answered)))[key].content
-    return [text(f"Answered: {json.dumps(answered)}")]
+        if key not in state:
+            state[key] = (await call.ask({key: question}, state=dict(state)))[key].content
+    return [text(f"Answered: {json.dumps(state)}")]
 
 
 @tool("Asks only what the client said that it answers")
 async def test_input_required_result_capabilities(call: Call) -> list[types.ContentBlock]:
     questions = three_questions()
-    allowed = {key: question for key, question in questions.items() if call.may_ask(question)}
-    if allowed:
-        await call.ask(allowed)
-    return [text(f"Asked: {', '.join(allowed)}")]
+    possible_questions = {key: question for key, question in questions.items() if call.may_ask(question)}
+    if possible_questions:
+        await call.ask(possible_questions)
+    return [text(f"Asked: {', '.join(possible_questions)}")]
 
 
 # Prompts
@@ -428,11 +428,13 @@ PROMPTS: dict[str, Prompt] = {}
 
 
 def prompt(description: str, *arguments: str) -> Callable[[PromptFunction], None]:
-    """Offers a function as the prompt of its name; what it returns is said by the user."""
+    """Offers a function as the prompt of its name. It returns the content of the user's message."""
 
     def add(function: PromptFunction) -> None:
-        wanted = [types.PromptArgument(name=name, description=f"The {name}", required=True) for name in arguments]
-        definition = types.Prompt(name=function.__name__, description=description, arguments=wanted)
+        prompt_arguments = [
+            types.PromptArgument(name=name, description=f"The {name}", required=True) for name in arguments
+        ]
+        definition = types.Prompt(name=function.__name__, description=description, arguments=prompt_arguments)
         PROMPTS[definition.name] = Prompt(definition, function)
 
     return add
@@ -451,7 +453,7 @@ async def test_prompt_with_arguments(call: Call) -> list[types.ContentBlock]:
 @prompt("A prompt with a resource in it", "resourceUri")
 async def test_prompt_with_embedded_resource(call: Call) -> list[types.ContentBlock]:
     return [
-        embedded(call.argument("resourceUri"), "text/plain", "Embedded resource content for testing."),
+        embedded_resource(call.argument("resourceUri"), "text/plain", "Embedded resource content for testing."),
         text("Please process the embedded resource above."),
     ]
 
@@ -464,8 +466,8 @@ async def test_prompt_with_image(call: Call) -> list[types.ContentBlock]:
 @prompt("A prompt that asks for its context")
 async def test_input_required_result_prompt(call: Call) -> list[types.ContentBlock]:
     question = form("What context should the prompt use?", ("context",), context=STRING)
-    answer = (await call.ask({"user_context": question}))["user_context"]
-    return [text(f"The context is {(answer.content or {}).get('context')}")]
+    result = (await call.ask({"user_context": question}))["user_context"]
+    return [text(f"The context is {(result.content or {}).get('context')}")]
 
 
 async def test_comes_and_goes_too(call: Call) -> list[types.ContentBlock]:

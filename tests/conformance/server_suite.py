@@ -1,4 +1,4 @@
-"""What the MCP conformance suite asks of servers, and runs of it against one: straight, or behind a hall's gateway."""
+"""The checks of the MCP conformance suite for servers, and runs against a server, directly or behind a gateway."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.conformance.suite import Outcome
 from tests.conftest import eventually
 from tests.support.hall import Hall
 
-EVERYTHING = suite.HERE / "everything.py"
-# Its members in a hall, by the era that they speak.
+EVERYTHING = suite.FOLDER / "everything.py"
+# The members of the hall, by their era.
 MEMBERS = {"both": "everything", "handshake": "everything-handshake", "modern": "everything-modern"}
 MODERN = "2026-07-28"
 VERSIONS = ("2025-06-18", "2025-11-25", MODERN)
 SCENARIO_SECONDS = 15
 RUN_SECONDS = 120
 
-# How many checks a scenario makes of a server that passes all of them, at each of the versions; 0: it does not apply.
+# The number of checks that a server passes in each scenario, at each version. 0 if the scenario does not apply.
 CHECKS = {
     "server-initialize": (3, 3, 0),
     "server-session-lifecycle": (3, 3, 0),
@@ -81,11 +81,11 @@ CHECKS = {
     "input-required-result-validate-input": (0, 0, 3),
 }
 DEMANDED = {
-    version: {scenario: Outcome(counts[place]) for scenario, counts in CHECKS.items() if counts[place]}
-    for place, version in enumerate(VERSIONS)
+    version: {scenario: Outcome(counts[index]) for scenario, counts in CHECKS.items() if counts[index]}
+    for index, version in enumerate(VERSIONS)
 }
-# Beyond what the suite's requirements/*.yaml scores: younger than the version, or its own server fails them.
-# 2025-06-18 has no such file: all that applies counts.
+# Scenarios that the suite's requirements/*.yaml do not score, because they are newer than the version, or because the
+# suite's own server fails them. 2025-06-18 has no such file, so all scenarios that apply count.
 NOT_SCORED = {
     "2025-06-18": frozenset[str](),
     "2025-11-25": frozenset({"server-session-lifecycle", "json-schema-2020-12", "server-sse-polling"}),
@@ -97,75 +97,81 @@ SCORED = {
 }
 
 # A check of a scenario that does not pass.
-Unmet = tuple[str, str]
-_RESULT = re.compile(r"server-(.+)-\d{4}-\d\d-\d\dT")
+UnmetCheck = tuple[str, str]
+_RESULT_FOLDER = re.compile(r"server-(.+)-\d{4}-\d\d-\d\dT")
 
 
 def run(url: str, version: str, scenario: str | None = None) -> dict[str, Outcome]:
-    """All scenarios of a version, or one, against the server at `url`; one after the other, in some seconds."""
-    wanted = [scenario] if scenario else list(DEMANDED[version])
-    chosen = ("--scenario", scenario) if scenario else ("--suite", "all")
+    """Run all scenarios of a version, or one, against the server at `url`, one after the other, in a few seconds."""
+    scenarios = [scenario] if scenario else list(DEMANDED[version])
+    selection = ("--scenario", scenario) if scenario else ("--suite", "all")
     limits = ("--spec-version", version, "--timeout", str(SCENARIO_SECONDS * 1000))
     with tempfile.TemporaryDirectory(prefix="conformance-") as results:
-        exit_code, said = suite.execute(
-            "server", "--url", url, *chosen, *limits, "--output-dir", results, timeout=RUN_SECONDS
+        exit_code, output = suite.execute(
+            "server", "--url", url, *selection, *limits, "--output-dir", results, timeout=RUN_SECONDS
         )
         outcomes = {
-            _scenario(written): suite.outcome_of(written) for written in Path(results).glob("server-*/checks.json")
+            _scenario(checks_file): suite.outcome_of(checks_file)
+            for checks_file in Path(results).glob("server-*/checks.json")
         }
-    return {**{name: suite.no_results(exit_code, said) for name in wanted}, **outcomes}
+    return {**{name: suite.no_results(exit_code, output) for name in scenarios}, **outcomes}
 
 
-def _scenario(written: Path) -> str:
-    found = _RESULT.match(written.parent.name)
-    assert found, written
-    return found[1]
+def _scenario(checks_file: Path) -> str:
+    match = _RESULT_FOLDER.match(checks_file.parent.name)
+    assert match, checks_file
+    return match[1]
 
 
-def unmet(outcomes: Mapping[str, Outcome], version: str) -> dict[Unmet, str]:
-    """Each check that did not pass, and each scenario that checked too little, with why."""
-    found: dict[Unmet, str] = {}
+def unmet_checks(outcomes: Mapping[str, Outcome], version: str) -> dict[UnmetCheck, str]:
+    """Each check that did not pass, and each scenario with too few checks, with the reason."""
+    reasons: dict[UnmetCheck, str] = {}
     for scenario in dict.fromkeys([*DEMANDED[version], *outcomes]):
         outcome = outcomes.get(scenario, Outcome(0))
         demanded = DEMANDED[version].get(scenario, Outcome(0))
-        checks = outcome.not_passed
-        if not checks and outcome.passed < demanded.passed:
-            checks = {f"{outcome.passed} passed instead of {demanded.passed}": "the suite could not look closer"}
-        found |= {(scenario, check): words for check, words in checks.items()}
-    return found
+        reasons_of_scenario = outcome.not_passed
+        if not reasons_of_scenario and outcome.passed < demanded.passed:
+            reasons_of_scenario = {
+                f"{outcome.passed} passed instead of {demanded.passed}": "the suite could not look closer"
+            }
+        reasons |= {(scenario, check): reason for check, reason in reasons_of_scenario.items()}
+    return reasons
 
 
-def surprises(found: Mapping[Unmet, str], expected: Mapping[Unmet, str]) -> str:
-    """What to change in the list of expected failures for it to be true, as lines to copy; empty when it is true."""
-    new = [f'    {_literal(key)}: "",  # {said[:300]}' for key, said in found.items() if key not in expected]
-    gone = [f"    {_literal(key)}" for key in expected if key not in found]
-    parts = (("Expected failures to add, each with its reason:", new), ("Expected, but passed; take out:", gone))
-    return "\n".join("\n".join([words, *lines]) for words, lines in parts if lines)
+def differences(unmet: Mapping[UnmetCheck, str], expected: Mapping[UnmetCheck, str]) -> str:
+    """The changes that make the list of expected failures right, as lines to copy. Empty if it is right."""
+    unexpected = [f'    {_literal(key)}: "",  # {reason[:300]}' for key, reason in unmet.items() if key not in expected]
+    outdated = [f"    {_literal(key)}" for key in expected if key not in unmet]
+    parts = (
+        ("Expected failures to add, each with its reason:", unexpected),
+        ("Expected, but passed; take out:", outdated),
+    )
+    return "\n".join("\n".join([title, *lines]) for title, lines in parts if lines)
 
 
-def _literal(key: Unmet) -> str:
+def _literal(key: UnmetCheck) -> str:
     return "({})".format(", ".join(f'"{part}"' for part in key))
 
 
 def table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
-    """Scenarios by versions, in Markdown, those that are not scored at the end."""
+    """Scenarios by versions, in Markdown. Scenarios that are not scored come last."""
     scored = {
-        version: {scenario: found[scenario] for scenario in SCORED[version] if scenario in found}
-        for version, found in outcomes.items()
+        version: {scenario: version_outcomes[scenario] for scenario in SCORED[version] if scenario in version_outcomes}
+        for version, version_outcomes in outcomes.items()
     }
     extra = frozenset().union(*NOT_SCORED.values())
     rows = []
     for scenario in sorted(CHECKS, key=lambda scenario: scenario in extra):
         cells = (outcomes[version].get(scenario) for version in outcomes)
         rows.append([f"`{scenario}`", *("" if outcome is None else str(outcome) for outcome in cells)])
-    for name, counted in (("all", outcomes), ("scored", scored)):
-        rows.append([name, *(str(suite.total(counted[version])) for version in outcomes)])
+    for name, selected in (("all", outcomes), ("scored", scored)):
+        rows.append([name, *(str(suite.total(selected[version])) for version in outcomes)])
     return suite.markdown(list(outcomes), rows)
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """A hall's gateway; `port` leads to it with a token that opens everything."""
+    """The gateway of a hall. `port` relays to it with a token that allows everything."""
 
     port: int
 
@@ -175,32 +181,32 @@ class Gateway:
 
 @contextlib.contextmanager
 def gateway(folder: Path) -> Iterator[Gateway]:
-    """A hall of its own in `folder`, whose members are the everything server, once for each of `MEMBERS`."""
-    own = {"DATABASE_URL": "", "REDIS_URL": ""}
+    """A new hall in `folder`. Its members are the everything server, once for each of `MEMBERS`."""
+    environment = {"DATABASE_URL": "", "REDIS_URL": ""}
     hall = Hall(folder)
     for era, name in MEMBERS.items():
-        # Three servers that take 2 s of processor time to start, at the same time.
+        # Three servers start at the same time, and each start takes 2 s of CPU time.
         hall.add(name, args=[str(EVERYTHING), "--port", "${PORT}", "--era", era], start_timeout=60)
     try:
         for arguments in (["prepare"], ["create_token", "admin", "--name", "conformance"]):
-            done = hall.manage(*arguments, env=own)
-            assert done.returncode == 0, done.stderr
-        token = done.stdout.splitlines()[-1]
-        hall.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"], **own)
+            result = hall.manage(*arguments, env=environment)
+            assert result.returncode == 0, result.stderr
+        token = result.stdout.splitlines()[-1]
+        hall.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"], **environment)
         with bearer.relay(hall.gateway_port, token) as port:
-            found = Gateway(port)
+            instance = Gateway(port)
             eventually(
-                lambda: all(offers_its_tools(found.url(era)) for era in MEMBERS),
+                lambda: all(lists_tools(instance.url(era)) for era in MEMBERS),
                 within=60,
                 what=f"the gateway offers the members' tools; so far:\n{hall.output()}",
             )
-            yield found
+            yield instance
     finally:
         hall.end()
 
 
-def offers_its_tools(url: str) -> bool:
-    """Whether the server behind `url` is there, asked in the modern era."""
+def lists_tools(url: str) -> bool:
+    """Whether the server behind `url` lists its tools, in the modern era."""
     meta = {
         "io.modelcontextprotocol/protocolVersion": MODERN,
         "io.modelcontextprotocol/clientCapabilities": {},
@@ -212,7 +218,7 @@ def offers_its_tools(url: str) -> bool:
         "Mcp-Method": "tools/list",
     }
     try:
-        answer = requests.post(url, json=request, headers=headers, timeout=10)
+        response = requests.post(url, json=request, headers=headers, timeout=10)
     except requests.ConnectionError:
         return False
-    return "test_simple_text" in answer.text
+    return "test_simple_text" in response.text

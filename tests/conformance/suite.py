@@ -1,6 +1,6 @@
-"""The MCP conformance suite: how it is run, what it said, what it asks of our client. package.json pins it.
+"""The MCP conformance suite: how it runs, its outcomes, and its checks for our client. package.json pins its version.
 
-What it asks of servers is in server_suite.py.
+The checks for servers are in server_suite.py.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-MODULES = HERE / "node_modules"
-NODE = MODULES / ".bin" / "node"  # the suite needs a newer one than Debian has
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parent.parent
+MODULES = FOLDER / "node_modules"
+NODE = MODULES / ".bin" / "node"  # the suite needs a newer Node than Debian has
 SUITE = MODULES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
 HOW_TO_INSTALL = "make conformance-suite (needs npm)"
-VERSION: str = json.loads((HERE / "package.json").read_text())["dependencies"]["@modelcontextprotocol/conformance"]
+VERSION: str = json.loads((FOLDER / "package.json").read_text())["dependencies"]["@modelcontextprotocol/conformance"]
 
 # The suite splits the command at spaces, puts it together again, adds the server's address and gives all to a shell.
-COMMAND = shlex.join([sys.executable, str(HERE / "client.py")])
+COMMAND = shlex.join([sys.executable, str(FOLDER / "client.py")])
 SCENARIO_SECONDS = 25
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many checks ended how. `complaints` are the suite's words about the others, and the client's last ones.
+    """The numbers of checks by status. `problems` are the suite's texts about failures, and the client's last output.
 
-    `not_passed` are the checks that failed, warned or were skipped: ids ("id x2" when there are two of it) and why.
+    `not_passed` has the checks that failed, warned or were skipped, by id ("id x2" for two of them), with the reasons.
     """
 
     passed: int
     skipped: int = 0
     failed: int = 0
-    complaints: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
     not_passed: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -50,8 +50,8 @@ class Outcome:
         return ", ".join(f"{count} {word}" for word, count in counts.items() if count) or "nothing checked"
 
 
-# Scenarios that each version demands of a client, authorization apart, and what all passed comes to. The suite counts
-# a check as skipped when the client never sent what it is about: the hall reads no resources and gets no prompts.
+# The scenarios of each version for clients, without authorization, and the outcome if all pass. The suite counts a
+# check as skipped if the client sends no such request, because the hall reads no resources and gets no prompts.
 DEMANDED: dict[str, dict[str, Outcome]] = {
     "2025-06-18": {
         "initialize": Outcome(1),
@@ -80,55 +80,55 @@ def is_installed() -> bool:
 
 
 def run(version: str, scenario: str) -> Outcome:
-    """One scenario at one protocol version, in a few seconds. A client that did not end well is a failed check."""
-    chosen = ("--scenario", scenario, "--spec-version", version, "--timeout", str(SCENARIO_SECONDS * 1000))
+    """Run one scenario at one protocol version, in a few seconds. A client with a bad exit is a failed check."""
+    selection = ("--scenario", scenario, "--spec-version", version, "--timeout", str(SCENARIO_SECONDS * 1000))
     with tempfile.TemporaryDirectory(prefix="conformance-") as results:
-        exit_code, said = execute(
-            "client", "--command", COMMAND, *chosen, "--output-dir", results, timeout=SCENARIO_SECONDS + 10
+        exit_code, output = execute(
+            "client", "--command", COMMAND, *selection, "--output-dir", results, timeout=SCENARIO_SECONDS + 10
         )
-        written = list(Path(results).glob("*/checks.json"))
-        if not written:
-            return no_results(exit_code, said)
-        outcome = outcome_of(written[0])
-        client_said = (written[0].parent / "stderr.txt").read_text()
-    complaints = list(outcome.complaints)
-    # In one scenario the suite lets a client end as it likes.
-    if ended_badly := re.search(r"Client (exited with code \d+|timed out after \d+ms)", said):
-        complaints.append(ended_badly[0])
-    elif exit_code and not complaints:
-        complaints.append(f"the suite ended with exit code {exit_code}")
-    failed = len(complaints)
-    if failed and client_said:
-        complaints.append(client_said[-2000:])
-    return replace(outcome, failed=failed, complaints=tuple(complaints))
+        check_files = list(Path(results).glob("*/checks.json"))
+        if not check_files:
+            return no_results(exit_code, output)
+        outcome = outcome_of(check_files[0])
+        client_output = (check_files[0].parent / "stderr.txt").read_text()
+    problems = list(outcome.problems)
+    # In one scenario the suite allows any exit of the client.
+    if match := re.search(r"Client (exited with code \d+|timed out after \d+ms)", output):
+        problems.append(match[0])
+    elif exit_code and not problems:
+        problems.append(f"the suite ended with exit code {exit_code}")
+    failed = len(problems)
+    if failed and client_output:
+        problems.append(client_output[-2000:])
+    return replace(outcome, failed=failed, problems=tuple(problems))
 
 
-def outcome_of(written: Path) -> Outcome:
-    """What the suite wrote about one scenario."""
-    checks = json.loads(written.read_text())
+def outcome_of(checks_file: Path) -> Outcome:
+    """The outcome of one scenario, from the file of the suite."""
+    checks = json.loads(checks_file.read_text())
     counts = Counter(check["status"] for check in checks)
-    complaints = tuple(_words(check) for check in checks if check["status"] in ("FAILURE", "WARNING"))
+    problems = tuple(_describe(check) for check in checks if check["status"] in ("FAILURE", "WARNING"))
     not_passed: dict[str, list[str]] = {}
     for check in checks:
         if check["status"] in ("FAILURE", "WARNING", "SKIPPED"):
-            not_passed.setdefault(check["id"], []).append(_words(check))
-    why = {
+            not_passed.setdefault(check["id"], []).append(_describe(check))
+    reasons = {
         check if len(words) == 1 else f"{check} x{len(words)}": " | ".join(words) for check, words in not_passed.items()
     }
-    return Outcome(counts["SUCCESS"], counts["SKIPPED"], len(complaints), complaints, why)
+    return Outcome(counts["SUCCESS"], counts["SKIPPED"], len(problems), problems, reasons)
 
 
-def _words(check: dict[str, Any]) -> str:
+def _describe(check: dict[str, Any]) -> str:
     return f"{check['name']}: {check.get('errorMessage') or check['description']}"
 
 
-def no_results(exit_code: int, said: str) -> Outcome:
-    complaints = (f"no results; exit code {exit_code}", said[-2000:])
-    return Outcome(0, failed=1, complaints=complaints, not_passed={"no results": complaints[0]})
+def no_results(exit_code: int, output: str) -> Outcome:
+    problems = (f"no results; exit code {exit_code}", output[-2000:])
+    return Outcome(0, failed=1, problems=problems, not_passed={"no results": problems[0]})
 
 
 def execute(*arguments: str, timeout: float) -> tuple[int, str]:
-    """Exit code of the suite, and what it said on stderr. After `timeout` seconds all that it started is killed."""
+    """Exit code and stderr of the suite. After `timeout` seconds its process group is killed."""
     with subprocess.Popen(
         [NODE, SUITE, *arguments],
         cwd=ROOT,
@@ -138,11 +138,11 @@ def execute(*arguments: str, timeout: float) -> tuple[int, str]:
         start_new_session=True,
     ) as process:
         try:
-            said = process.communicate(timeout=timeout)[1]
+            output = process.communicate(timeout=timeout)[1]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            said = process.communicate()[1]
-    return process.returncode, said
+            output = process.communicate()[1]
+    return process.returncode, output
 
 
 def table(outcomes: Mapping[str, Mapping[str, Outcome]]) -> str:
@@ -161,5 +161,7 @@ def markdown(versions: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def total(outcomes: Mapping[str, Outcome]) -> Outcome:
-    every = outcomes.values()
-    return Outcome(sum(o.passed for o in every), sum(o.skipped for o in every), sum(o.failed for o in every))
+    all_outcomes = outcomes.values()
+    return Outcome(
+        sum(o.passed for o in all_outcomes), sum(o.skipped for o in all_outcomes), sum(o.failed for o in all_outcomes)
+    )

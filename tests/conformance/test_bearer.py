@@ -1,4 +1,4 @@
-"""The relay that adds a token to what the suite sends."""
+"""The relay that adds a token to the requests of the suite."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def listener() -> socket.socket:
 
 def read(connection: socket.socket, size: int) -> bytes:
     connection.settimeout(10)
-    got = b""
-    while len(got) < size and (part := connection.recv(size - len(got))):
-        got += part
-    return got
+    data = b""
+    while len(data) < size and (part := connection.recv(size - len(data))):
+        data += part
+    return data
 
 
 def test_every_request_of_a_connection_gets_the_token_and_nothing_else_changes(listener: socket.socket) -> None:
@@ -38,7 +38,7 @@ def test_every_request_of_a_connection_gets_the_token_and_nothing_else_changes(l
             assert read(hall, 2 * len(WITH_TOKEN)) == 2 * WITH_TOKEN
 
 
-def test_an_answer_comes_through_in_the_parts_that_it_is_sent_in(listener: socket.socket) -> None:
+def test_a_response_is_relayed_in_its_original_parts(listener: socket.socket) -> None:
     with (
         bearer.relay(listener.getsockname()[1], "secret") as port,
         socket.create_connection(("127.0.0.1", port), timeout=10) as suite,

@@ -1,4 +1,4 @@
-"""What the MCP conformance suite finds in our client, by protocol version and scenario (docs/conformance.md)."""
+"""The MCP conformance suite against our client, by protocol version and scenario (docs/conformance.md)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ RUNS = [(version, scenario) for version, scenarios in suite.DEMANDED.items() for
 
 
 @pytest.mark.parametrize(("version", "scenario"), RUNS)
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("require_suite")
 def test_the_client_passes(version: str, scenario: str) -> None:
     outcome = suite.run(version, scenario)
-    assert not outcome.complaints, "\n".join(outcome.complaints)
+    assert not outcome.problems, "\n".join(outcome.problems)
     assert str(outcome) == str(suite.DEMANDED[version][scenario])
 
 
-def test_the_demanded_checks_add_up_to_what_each_version_has() -> None:
+def test_the_demanded_checks_have_the_totals_of_each_version() -> None:
     totals = {version: str(suite.total(scenarios)) for version, scenarios in suite.DEMANDED.items()}
     assert totals == {
         "2025-06-18": "3 passed",

@@ -1,4 +1,4 @@
-"""What the MCP conformance suite finds in a server behind the hall's gateway (docs/conformance.md)."""
+"""The MCP conformance suite against a server behind the hall's gateway (docs/conformance.md)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 import requests
 
 from tests.conformance import bearer, server_suite, suite
-from tests.conformance.server_suite import EVERYTHING, MODERN, VERSIONS, Gateway, Unmet
+from tests.conformance.server_suite import EVERYTHING, MODERN, VERSIONS, Gateway, UnmetCheck
 from tests.conformance.suite import Outcome
 from tests.conftest import eventually
 from tests.support.member_process import free_port
 
 pytestmark = pytest.mark.timeout(server_suite.RUN_SECONDS + 60)
 
-# A member that speaks the one era, asked in the other: what cannot pass, by era and version, each with its reason.
-# The tests print what is to be added or taken out.
+# The checks that cannot pass if a member has another era than the client, by era and version, each with its reason.
+# The tests print the lines to add or to remove.
 UNDECLARED = "what a caller has declared is checked by the member, and this one goes by the session alone"
 ONE_QUESTION = "a member with sessions asks one question after the other, and none of them has a name"
 NO_EVENT_IDS = "streams of a modern member have no event ids: there is nothing to resume"
-EXPECTED_FAILURES: dict[tuple[str, str], dict[Unmet, str]] = {
+EXPECTED_FAILURES: dict[tuple[str, str], dict[UnmetCheck, str]] = {
     ("handshake", MODERN): {
         ("server-stateless", "sep-2575-server-rejects-undeclared-capability"): UNDECLARED,
         ("server-stateless", "sep-2575-missing-capability-http-400"): UNDECLARED,
@@ -41,13 +41,13 @@ EXPECTED_FAILURES: dict[tuple[str, str], dict[Unmet, str]] = {
 
 
 @contextlib.contextmanager
-def everything(era: str) -> Iterator[str]:
-    """The url of the everything server, straight."""
+def run_everything_server(era: str) -> Iterator[str]:
+    """Run the everything server, without a hall. Yields its URL."""
     port = free_port()
     process = subprocess.Popen([sys.executable, EVERYTHING, "--port", str(port), "--era", era])
     url = f"http://localhost:{port}/mcp"
     try:
-        eventually(lambda: answers(url), within=30, what="the everything server answers")
+        eventually(lambda: responds(url), within=30, what="the everything server responds")
         assert process.poll() is None
         yield url
     finally:
@@ -55,7 +55,7 @@ def everything(era: str) -> Iterator[str]:
         process.wait(10)
 
 
-def answers(url: str) -> bool:
+def responds(url: str) -> bool:
     try:
         return requests.get(url, timeout=10).status_code < 500
     except requests.ConnectionError:
@@ -63,40 +63,40 @@ def answers(url: str) -> bool:
 
 
 @pytest.fixture(scope="module")
-def straight(installed: None) -> Iterator[str]:
-    with everything("both") as url:
+def direct_url(require_suite: None) -> Iterator[str]:
+    with run_everything_server("both") as url:
         yield url
 
 
 @pytest.fixture(scope="module")
-def gateway(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+def gateway(require_suite: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     with server_suite.gateway(tmp_path_factory.mktemp("hall")) as gateway:
         yield gateway
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_everything_server_passes(straight: str, version: str) -> None:
-    found = server_suite.unmet(server_suite.run(straight, version), version)
-    assert not found, server_suite.surprises(found, {})
+def test_the_everything_server_passes(direct_url: str, version: str) -> None:
+    unmet = server_suite.unmet_checks(server_suite.run(direct_url, version), version)
+    assert not unmet, server_suite.differences(unmet, {})
 
 
-def test_it_passes_behind_the_relay_that_adds_the_token(straight: str) -> None:
-    with bearer.relay(urlsplit(straight).port or 0, "secret") as port:
+def test_the_everything_server_passes_behind_the_relay(direct_url: str) -> None:
+    with bearer.relay(urlsplit(direct_url).port or 0, "secret") as port:
         outcomes = server_suite.run(f"http://localhost:{port}/mcp", MODERN)
-    found = server_suite.unmet(outcomes, MODERN)
-    assert not found, server_suite.surprises(found, {})
+    unmet = server_suite.unmet_checks(outcomes, MODERN)
+    assert not unmet, server_suite.differences(unmet, {})
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_everything_server_passes_behind_the_gateway(gateway: Gateway, version: str) -> None:
-    found = server_suite.unmet(server_suite.run(gateway.url("both"), version), version)
-    assert not found, server_suite.surprises(found, {})
+    unmet = server_suite.unmet_checks(server_suite.run(gateway.url("both"), version), version)
+    assert not unmet, server_suite.differences(unmet, {})
 
 
 @pytest.mark.parametrize(("era", "version"), EXPECTED_FAILURES)
 def test_a_member_of_the_other_era_fails_only_what_is_expected(gateway: Gateway, era: str, version: str) -> None:
-    found = server_suite.unmet(server_suite.run(gateway.url(era), version), version)
-    difference = server_suite.surprises(found, EXPECTED_FAILURES[era, version])
+    unmet = server_suite.unmet_checks(server_suite.run(gateway.url(era), version), version)
+    difference = server_suite.differences(unmet, EXPECTED_FAILURES[era, version])
     assert not difference, f"EXPECTED_FAILURES[{era!r}, {version!r}] is not what was found.\n{difference}"
 
 
@@ -108,15 +108,17 @@ def test_a_member_of_the_other_era_fails_only_what_is_expected(gateway: Gateway,
         ("modern", None, "initialize", -32022),
     ],
 )
-def test_a_server_of_one_era_turns_the_other_away(era: str, version: str | None, method: str, code: int) -> None:
+def test_a_server_of_one_era_rejects_clients_of_the_other_era(
+    era: str, version: str | None, method: str, code: int
+) -> None:
     request = {"jsonrpc": "2.0", "id": 7, "method": method, "params": {"protocolVersion": "2025-11-25"}}
     headers = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": version}
-    with everything(era) as url:
-        answer = requests.post(url, json=request, headers=headers, timeout=10)
-    assert (answer.status_code, answer.json()["id"], answer.json()["error"]["code"]) == (400, 7, code)
+    with run_everything_server(era) as url:
+        response = requests.post(url, json=request, headers=headers, timeout=10)
+    assert (response.status_code, response.json()["id"], response.json()["error"]["code"]) == (400, 7, code)
 
 
-def test_the_demanded_checks_add_up_to_what_each_version_has() -> None:
+def test_the_demanded_checks_have_the_totals_of_each_version() -> None:
     totals = {
         version: (str(suite.total(server_suite.DEMANDED[version])), str(suite.total(server_suite.SCORED[version])))
         for version in VERSIONS
@@ -128,18 +130,18 @@ def test_the_demanded_checks_add_up_to_what_each_version_has() -> None:
     }
 
 
-def test_a_failure_that_is_new_and_one_that_is_gone_are_both_told() -> None:
+def test_new_failures_and_outdated_expectations_are_both_reported() -> None:
     outcomes = {
         **server_suite.DEMANDED[MODERN],
         "tools-list": Outcome(3, failed=1, not_passed={"tools-list": "ToolsList: no tools"}),
         "caching": Outcome(7),
     }
-    found = server_suite.unmet(outcomes, MODERN)
-    told = server_suite.surprises(found, {("caching", "7 passed instead of 8"): "old", ("ping", "ping"): "old"})
-    assert told.splitlines() == [
+    unmet = server_suite.unmet_checks(outcomes, MODERN)
+    text = server_suite.differences(unmet, {("caching", "7 passed instead of 8"): "old", ("ping", "ping"): "old"})
+    assert text.splitlines() == [
         "Expected failures to add, each with its reason:",
         '    ("tools-list", "tools-list"): "",  # ToolsList: no tools',
         "Expected, but passed; take out:",
         '    ("ping", "ping")',
     ]
-    assert not server_suite.surprises(found, dict.fromkeys(found, "a reason"))
+    assert not server_suite.differences(unmet, dict.fromkeys(unmet, "a reason"))

@@ -1,4 +1,4 @@
-"""Clients of the hall in containers: some of each source, each with one call under way at a time."""
+"""Clients of the hall in containers: some for each source, and each makes one call at a time."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import replace
 from bench.hall import wait_until
 from tests.attack.client import Client
 from tests.docker.stack import MEMBERS, Stack
-from tests.storm.ledger import SILENT, Told
-from tests.storm.load import FINISHED, WAYS, Call, of_row
+from tests.storm.ledger import SILENT, CallRecord
+from tests.storm.load import CALL_FUNCTIONS, FINISHED, Call, record_of_row
 
 CLIENTS_OF_A_SOURCE = 3
 PAUSE = 0.2  # seconds between a client's calls
 SETTLE_SECONDS = 45.0
-ON_THE_WAY = 0.5  # seconds that an answer from before a fault may still take to its client
+ARRIVAL_SECONDS = 0.5  # seconds that a response from before a fault may need to reach its client
 
 
 class Load:
-    """`told`: what each client was told of each call, in the order in which they ended."""
+    """`records`: the outcome of each call for its client, in the order in which the calls ended."""
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._over = threading.Event()
-        self.told: list[Told] = []
-        self.faults: list[str] = []  # of our own
+        self._stop_event = threading.Event()
+        self.records: list[CallRecord] = []
+        self.faults: list[str] = []  # of the clients themselves
         self._threads = [
             threading.Thread(target=self._work, args=(source, number))
-            for source in WAYS
+            for source in CALL_FUNCTIONS
             for number in range(CLIENTS_OF_A_SOURCE)
         ]
 
@@ -39,45 +39,53 @@ class Load:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop_event.set()
         for thread in self._threads:
             thread.join()
 
     def wait_for_successes(self, since: float, seconds: float) -> float:
-        """When the last source had its first success since, of the member that answers at once; monotonic seconds."""
-        since += ON_THE_WAY
+        """Wait until each source has a success after `since`, at the member `quick`. Returns the monotonic time."""
+        since += ARRIVAL_SECONDS
 
-        def first(source: str) -> float | None:
-            told = [one for one in list(self.told) if one.source == source and one.member == "quick"]
-            return min((one.told_at for one in told if one.told_at > since and one.end == "succeeded"), default=None)
+        def first_success(source: str) -> float | None:
+            records = [record for record in list(self.records) if record.source == source and record.member == "quick"]
+            return min(
+                (record.ended_at for record in records if record.ended_at > since and record.end == "succeeded"),
+                default=None,
+            )
 
         return max(
-            wait_until(lambda source=source: first(source), seconds, f"a call succeeds: {source}") for source in WAYS
+            wait_until(lambda source=source: first_success(source), seconds, f"a call succeeds: {source}")
+            for source in CALL_FUNCTIONS
         )
 
     def _work(self, source: str, number: int) -> None:
         try:
             with self._stack.client(source) as client:
                 turn = 0
-                while not self._over.wait(PAUSE):
+                while not self._stop_event.wait(PAUSE):
                     turn += 1
                     for member in MEMBERS:
                         call = Call(f"{source}-{number}-{member}-{turn}", member, source)
-                        self.told.append(WAYS[source](client, call, self._over))
-        except Exception as error:  # noqa: BLE001 - a client that ended early is a fault of the trial, and is told
+                        self.records.append(CALL_FUNCTIONS[source](client, call, self._stop_event))
+        except Exception as error:  # noqa: BLE001 - a client that ends early is a fault of the trial
             self.faults.append(f"a client ({source}) ended with {type(error).__name__}: {error}")
 
 
-def settled(stack: Stack, told: list[Told]) -> list[Told]:
-    """With how the calls ended whose clients left before the end."""
+def settle(stack: Stack, records: list[CallRecord]) -> list[CallRecord]:
+    """The records with the final outcomes of calls whose clients left early."""
     deadline = time.monotonic() + SETTLE_SECONDS
     with stack.client("rest") as client:
-        return [_settled(client, one, deadline) if one.url and one.end == SILENT else one for one in told]
+        return [
+            _settle(client, record, deadline) if record.url and record.end == SILENT else record for record in records
+        ]
 
 
-def _settled(client: Client, told: Told, deadline: float) -> Told:
+def _settle(client: Client, record: CallRecord, deadline: float) -> CallRecord:
     while time.monotonic() < deadline:
-        reply = client.rest("GET", told.url, Prefer="wait=5")
+        reply = client.rest("GET", record.url, Prefer="wait=5")
         if reply.status in (200, 202) and (row := json.loads(reply.body))["status"] in FINISHED:
-            return replace(of_row(Call(told.key, told.member, told.source), row), asked_at=told.asked_at)
-    return told
+            return replace(
+                record_of_row(Call(record.key, record.member, record.source), row), called_at=record.called_at
+            )
+    return record

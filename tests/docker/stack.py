@@ -1,4 +1,4 @@
-"""The shipped docker-compose.yml as a project of its own: a checkout, free ports, two members that keep ledgers."""
+"""The shipped docker-compose.yml as a new project with a checkout, free ports, and two members that keep ledgers."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ MEMBER = ROOT / "tests" / "storm" / "members" / "member.py"
 MEMBERS = {
     "quick": "http",
     "slow": "slow",
-}  # and its kind: the calls of a slow one are under way when something is killed
-OURS = ("prepare", "web", "runtime")  # services of the image that is built
-STAYING = ("web", "runtime", "redis", "postgres")  # services that stay up
-USER = 1000  # of the image, who must be able to write into the members' folders
+}  # The names and kinds of the members. Calls of a slow one are running when a container is killed.
+BUILT_SERVICES = ("prepare", "web", "runtime")  # services of the image that is built
+RUNNING_SERVICES = ("web", "runtime", "redis", "postgres")  # services that stay up
+USER = 1000  # the user of the image, who must be able to write into the folders of members
 ANSWER_SECONDS = 45.0
-HEALTHY_SECONDS = 180.0  # the runtime is looked at every 30 s, and on a busy machine some looks end too late
-# Signals a process of the machine from a container, so that the trial needs no more rights than Docker gives.
+HEALTHY_SECONDS = 180.0  # the runtime is checked every 30 s, and on a busy machine some checks end too late
+# Kills a process of the machine from a container, so that the trial needs only the rights of Docker.
 KILL = "import os, sys, time; at = time.monotonic(); [os.kill(int(pid), 9) for pid in sys.argv[1:]]; print(at)"
 
 
 class Stack:
-    """`folder`: has the checkout and what the trial adds to its compose file."""
+    """`folder`: has the checkout, and an addition to its compose file."""
 
     def __init__(self, docker: Docker, folder: Path) -> None:
         self.docker, self.folder = docker, folder
@@ -50,7 +50,7 @@ class Stack:
     # The checkout -----------------------------------------------------------------------------------------------------
 
     def check_out(self, revision: str = "") -> None:
-        """What a user has who fetched `revision`, or this working tree; with a name for its image."""
+        """Check out `revision`, or this working tree, and name its image."""
         self._name = revision[:12] or "new"
         for path in self.source.iterdir():
             if path.name not in (".env", "guild-members"):
@@ -59,27 +59,27 @@ class Stack:
             archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE)
             subprocess.run(["tar", "-x", "-C", self.source], input=archive.stdout, check=True)
         else:
-            listed = subprocess.run(
+            result = subprocess.run(
                 ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                 cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
-            for name in filter(None, listed.stdout.split("\0")):
-                with contextlib.suppress(FileNotFoundError):  # deleted, and not committed yet
+            for name in filter(None, result.stdout.split("\0")):
+                with contextlib.suppress(FileNotFoundError):  # the deletion is not committed yet
                     (self.source / name).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copy(ROOT / name, self.source / name)
         self._add_members()
         build = {"build": {"network": "host"}} if self.docker.is_own else {}
-        services = {service: {"image": self.image, **build} for service in OURS}
+        services = {service: {"image": self.image, **build} for service in BUILT_SERVICES}
         (self.folder / "trial.yml").write_text(json.dumps({"services": services}))
 
     def _add_members(self) -> None:
         for name, kind in MEMBERS.items():
-            place = self.source / "guild-members" / name
-            place.mkdir(exist_ok=True)
-            shutil.copy(MEMBER, place / "member.py")
+            folder = self.source / "guild-members" / name
+            folder.mkdir(exist_ok=True)
+            shutil.copy(MEMBER, folder / "member.py")
             manifest = {"name": name, "version": "1.0.0", "transport": "http", "command": "python3", "timeout": 10}
             manifest |= {"args": ["member.py", kind, f"{name}.ledger", "${PORT}"], "max_concurrency": 16}
-            (place / "guild-member.json").write_text(json.dumps(manifest))
+            (folder / "guild-member.json").write_text(json.dumps(manifest))
         if os.geteuid() == 0:
             for path in (self.source / "guild-members").rglob("*"):
                 os.chown(path, USER, USER)
@@ -89,11 +89,11 @@ class Stack:
         return f"{self.project}:{self._name}"
 
     def effects(self) -> dict[str, list[Effect]]:
-        """What members wrote down, by key."""
-        found: dict[str, list[Effect]] = {}
+        """The effects in the ledgers of members, by key."""
+        effects: dict[str, list[Effect]] = {}
         for name in MEMBERS:
-            found |= read_effects(self.source / "guild-members" / name)
-        return found
+            effects |= read_effects(self.source / "guild-members" / name)
+        return effects
 
     # Compose ----------------------------------------------------------------------------------------------------------
 
@@ -106,64 +106,64 @@ class Stack:
     def up(self) -> None:
         self.compose("up", "-d", seconds=300)
 
-    def wait_well(self) -> None:
-        """Every service healthy, and a call of each source answered."""
+    def wait_until_healthy(self) -> None:
+        """Wait until every service is healthy, and a call of each source succeeds."""
         wait_until(self.is_healthy, HEALTHY_SECONDS, "every service is healthy")
-        self.wait_answers()
+        self.wait_for_calls()
 
-    def wait_answers(self) -> None:
+    def wait_for_calls(self) -> None:
         for source in ("rest", "gateway"):
             wait_until(
-                lambda source=source: self.answers(source), ANSWER_SECONDS, f"a call is answered, source {source!r}"
+                lambda source=source: self.call_succeeds(source), ANSWER_SECONDS, f"a call succeeds, source {source!r}"
             )
 
     def container(self, service: str) -> str:
-        """Its id, of a stopped one too; or nothing."""
+        """The id of the container, also of a stopped one. Empty if there is none."""
         labels = (f"project={self.project}", f"service={service}")
         filters = [f"--filter=label=com.docker.compose.{label}" for label in labels]
         return self.docker("ps", "-aq", *filters).strip()
 
     def state(self, service: str) -> dict[str, Any]:
-        """What Docker says of it; of one that is gone, nothing."""
+        """The state of the container in Docker. Empty if there is none."""
         container = self.container(service)
         return dict(self.docker.inspect(container)["State"]) if container else {}
 
     def health(self) -> dict[str, str]:
-        return {service: self.state(service).get("Health", {}).get("Status", "none") for service in STAYING}
+        return {service: self.state(service).get("Health", {}).get("Status", "none") for service in RUNNING_SERVICES}
 
     def is_healthy(self) -> bool:
         return set(self.health().values()) == {"healthy"}
 
     def processes(self, service: str) -> list[psutil.Process]:
-        """Of a container, as the machine sees them."""
+        """The processes of a container, as the machine sees them."""
         lines = self.docker("top", self.container(service), "-eo", "pid").splitlines()[1:]
-        found = []
+        processes = []
         for line in lines:
             with contextlib.suppress(psutil.NoSuchProcess):
-                found.append(psutil.Process(int(line)))
-        return found
+                processes.append(psutil.Process(int(line)))
+        return processes
 
     def kill(self, pids: list[int]) -> float:
-        """SIGKILL as of a crash: Docker does not think that somebody wanted it. Returns when, in monotonic seconds."""
+        """Kill processes as in a crash, so that Docker restarts the container. Returns the monotonic time."""
         argv = ["run", "--rm", "--pid=host", "--network=none", "--user=0", self.image, "python", "-c", KILL]
         return float(self.docker(*argv, *map(str, pids)))
 
     def main_pid(self, service: str) -> int:
         return int(self.state(service)["Pid"])
 
-    # Asking -----------------------------------------------------------------------------------------------------------
+    # Requests ---------------------------------------------------------------------------------------------------------
 
     def make_token(self) -> None:
-        said = self.compose(
+        output = self.compose(
             "exec", "-T", "web", "python", "manage.py", "create_token", "admin", "--calls-per-minute", "0"
         )
-        self.token = said.split()[-1]
+        self.token = output.split()[-1]
 
     def client(self, source: str, seconds: float = 40.0) -> Client:
         return Client(self.port if source == "rest" else self.gateway_port, self.token, seconds=seconds)
 
-    def answers(self, source: str) -> bool:
-        """Whether a call of a tool succeeds there now."""
+    def call_succeeds(self, source: str) -> bool:
+        """Whether a call of a tool succeeds now."""
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError), self.client(source, 5.0) as client:
             if source != "rest":
                 return client.call("example__echo", {"text": "well"}, modern=True).text == "well"
@@ -172,33 +172,33 @@ class Stack:
             return reply.status == 200 and json.loads(reply.body)["status"] == "succeeded"
         return False
 
-    def asked(self, path: str) -> dict[str, Any]:
-        """What REST answers. Raises ValueError when it does not."""
+    def get(self, path: str) -> dict[str, Any]:
+        """The response of REST. Raises ValueError if the status is not 200."""
         with self.client("rest", 10.0) as client:
             reply = client.rest("GET", path)
         if reply.status != 200:
-            raise ValueError(f"{path} is answered with {reply.status}")
+            raise ValueError(f"{path} got {reply.status}")
         return dict(json.loads(reply.body))
 
     # The end ----------------------------------------------------------------------------------------------------------
 
     def stop(self) -> tuple[float, Mapping[str, int]]:
-        """How long it took, and each container's exit code."""
-        began = time.monotonic()
+        """The seconds of the stop, and the exit code of each container."""
+        start = time.monotonic()
         self.compose("stop")
-        seconds = time.monotonic() - began
-        return seconds, {service: int(self.state(service)["ExitCode"]) for service in STAYING}
+        seconds = time.monotonic() - start
+        return seconds, {service: int(self.state(service)["ExitCode"]) for service in RUNNING_SERVICES}
 
     def remains(self) -> list[str]:
-        """Containers, networks and volumes that still carry the project's name."""
+        """Containers, networks and volumes of the project that still exist."""
         label = f"label=com.docker.compose.project={self.project}"
         kinds = {"container": ["ps", "-aq"], "network": ["network", "ls", "-q"], "volume": ["volume", "ls", "-q"]}
         return [
-            f"{kind} {one}" for kind, argv in kinds.items() for one in self.docker(*argv, "--filter", label).split()
+            f"{kind} {entry}" for kind, argv in kinds.items() for entry in self.docker(*argv, "--filter", label).split()
         ]
 
     def remove(self) -> None:
-        """All of it, volumes and images too, however it stands."""
+        """Remove everything of the project, volumes and images too."""
         self.compose("down", "-v", "--remove-orphans")
         for image in set(self.docker("images", "--format", "{{.Repository}}:{{.Tag}}", self.project).split()):
             self.docker("rmi", "--force", image)
@@ -206,10 +206,10 @@ class Stack:
 
 @contextlib.contextmanager
 def stack(docker: Docker, folder: Path) -> Iterator[Stack]:
-    """Removed at the end, with all that it made."""
-    made = Stack(docker, folder)
+    """A stack, which is removed at the end with all that it made."""
+    instance = Stack(docker, folder)
     try:
-        yield made
+        yield instance
     finally:
         if (folder / "trial.yml").exists():
-            made.remove()
+            instance.remove()

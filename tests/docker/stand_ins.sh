@@ -1,19 +1,19 @@
 #!/bin/sh
-# stand_ins.sh FOLDER: what the base images hold, from Debian's packages, where no registry of images can be reached.
+# stand_ins.sh FOLDER: makes the content of the base images from Debian packages, if no registry of images can be reached.
 # FOLDER/root becomes a system with Python, PostgreSQL and Redis, and the entry points of their official images.
 set -eu
 root=$1/root
 rm -rf "$root"
 debootstrap --variant=minbase --include=ca-certificates trixie "$root"
 
-# Servers are not to start while they are installed.
+# Servers must not start while they are installed.
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
 chmod +x "$root/usr/sbin/policy-rc.d"
 chroot "$root" apt-get update
 chroot "$root" apt-get install -y --no-install-recommends python3-venv postgresql redis-server procps
-# A pip of its own, as in the official image; Debian's refuses to install.
+# A new pip, as in the official image, because the pip of Debian refuses to install.
 chroot "$root" python3 -m venv /opt/python
-# Whom pip trusts here, it trusts in the build.
+# In the build pip trusts the same certificates as here.
 cat /etc/ssl/certs/ca-certificates.crt >"$root/etc/ssl/certs/ca-certificates.crt"
 rm -rf "$root/var/cache/apt/archives" "$root/var/lib/apt/lists" "$root/var/lib/postgresql"
 

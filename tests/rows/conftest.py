@@ -2,17 +2,24 @@ from __future__ import annotations
 
 import pytest
 
+from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import Hall
+from roster.models import Node
 
 
 @pytest.fixture(autouse=True)
 def long_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease that a test takes is live to its end, on a machine of any speed; nobody beats for it."""
-    monkeypatch.setattr(Hall, "LEASE_SECONDS", 600.0)
+    """A lease that a test takes is live until the test ends, on a slow machine too. No heartbeat renews it."""
+    monkeypatch.setattr(Node, "LEASE_SECONDS", 600.0)
 
 
 @pytest.fixture(autouse=True)
 def long_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a user may do is looked up again when it changed, and not because a test takes long: it counts queries."""
+    """A snapshot of permissions is read again only after a change, so the number of queries does not depend on time."""
     monkeypatch.setattr(principals, "CACHE_SECONDS", 600.0)
+
+
+@pytest.fixture
+def several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hall counts as one with several nodes, also on SQLite, where it never has them. For screens and commands."""
+    monkeypatch.setattr(lease, "is_shared", lambda nodes: True)

@@ -14,16 +14,16 @@ static int (*real_gettime)(clockid_t, struct timespec *);
 __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("STORM_CLOCK");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    void *found = file >= 0 ? mmap(NULL, sizeof(double), PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    void *mapping = file >= 0 ? mmap(NULL, sizeof(double), PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
     real_gettime = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-    offset = found == MAP_FAILED ? NULL : (const volatile double *)found;
+    offset = mapping == MAP_FAILED ? NULL : (const volatile double *)mapping;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
     if (!real_gettime) begin();
-    int failed = real_gettime(clock, now);
-    if (!failed && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += (time_t)*offset;
-    return failed;
+    int status = real_gettime(clock, now);
+    if (!status && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += (time_t)*offset;
+    return status;
 }
 
 int gettimeofday(struct timeval *restrict now, void *restrict zone) {

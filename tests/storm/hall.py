@@ -1,7 +1,7 @@
-"""The hall in the storm: `manage.py up` on a folder and ports of its own, with twenty members of six kinds.
+"""The hall in the storm: `manage.py up` with its own folder and ports, and with twenty members of six kinds.
 
-Who belongs to it is told by where a process works: members and all that came from them work below the members' folder,
-with or without the hall's mark.
+The working folder of a process shows whether it belongs to the hall. Members and all their processes work below the
+members folder, with or without the environment tag of the hall.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ import psutil
 
 from bench.hall import BenchHall, family, wait_until
 from tests.attack.client import Client
-from tests.storm.surroundings import Clock, Disk, proxy_before, through
+from tests.storm.surroundings import Clock, Disk, make_proxy, through
 
 MEMBER = Path(__file__).parent / "members" / "member.py"
 # Members of each kind. `bare` is a forking one whose grandchild has no environment.
 KINDS = {"http": 6, "stdio": 4, "forking": 2, "bare": 1, "flaky": 3, "slow": 2, "lying": 2}
-WELL = ("http", "stdio", "forking", "bare")  # answer at once and rightly, unless something is done to them
+HEALTHY_KINDS = ("http", "stdio", "forking", "bare")  # they respond at once and correctly, except during a fault
 FAIL_BY_THEMSELVES = ("flaky", "lying")
-CALL_SECONDS = 10.0  # that a call may take in total
+CALL_SECONDS = 10.0  # for a whole call
 CLIENTS = 40
-# Before a command: it does not outlive who starts it, be it killed (Linux).
+# A prefix of commands. The command ends with its parent, even if the parent is killed (Linux).
 END_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-LOG_LINES = 40  # shown, of a hall that did not come up
-# The end of one of the words of its command line.
+LOG_LINES = 40  # of the log, to show if the hall does not start
+# The end of a word in the command line of each part.
 PARTS = {"guard": "/mcp_runtime/runtime/guard.py", "worker": "mcp_runtime.runtime.worker", "web": "guildhall.web"}
 MAKE_TOKENS = """
 import json
@@ -49,31 +49,31 @@ user.user_permissions.set(Permission.objects.filter(codename="invoke_tool"))
 tokens = {str(number): Token.make(user=user, **Token.UNLIMITED)[1] for number in range(%d)}
 print(json.dumps({**tokens, "root": Token.make(user=root, **Token.UNLIMITED)[1]}))
 """
-Processes = dict[int, tuple[float, str]]  # pid to start time and whose it is
-_SAID_PAUSE = re.compile(r"starting it again in ([0-9.]+) s")
+Processes = dict[int, tuple[float, str]]  # from pid to start time and member or command
+_PAUSE_TEXT = re.compile(r"starting it again in ([0-9.]+) s")
 
 
 @dataclass(frozen=True)
 class Stop:
-    """How `manage.py up` obeyed SIGTERM. `status`: of its exit, negative for a signal; None where it was not there."""
+    """The stop of `manage.py up`. `status`: its exit status, negative for a signal, or None if there was no process."""
 
     seconds: float
     status: int | None
 
 
 class StormHall(BenchHall):
-    """`ledgers`: where members write what took effect. `log`: what the operator's console shows.
+    """`ledgers`: the folder in which members write their effects. `log`: the output on the operator's console.
 
-    `database` and `redis` stand before those services, where their urls are given; else there is SQLite, and no broker.
+    `database` and `redis` are proxies of these services, if their URLs are set. Otherwise the hall uses SQLite.
     """
 
     def __init__(self, *, database_url: str = "", redis_url: str = "") -> None:
         self.database, self.redis = None, None
         if database_url:
-            self.database = proxy_before(database_url, 5432)
+            self.database = make_proxy(database_url, 5432)
             database_url = through(self.database, database_url)
         if redis_url:
-            self.redis = proxy_before(redis_url, 6379)
+            self.redis = make_proxy(redis_url, 6379)
             redis_url = through(self.redis, redis_url)
         super().__init__(0, prepare=False, database_url=database_url, redis_url=redis_url)
         self.data.mkdir()
@@ -96,121 +96,123 @@ class StormHall(BenchHall):
         shutil.copy(MEMBER, self.folder / "members" / name / "member.py")
 
     def up(self) -> None:
-        """For the first time: every member connected."""
+        """Start for the first time, and wait until every member is connected."""
         self.start_up()
         wait_until(self._answers, 60, "the web answers")
         self.tokens = json.loads(self.manage("shell", "-v0", "-c", MAKE_TOKENS % CLIENTS).splitlines()[-1])
         self.wait_connected(self.tokens["root"])
 
     def start_up(self) -> None:
-        """As the operator's init system does, when `manage.py up` ended."""
+        """Start `manage.py up`, as the operator's init system does after it ended."""
         self._start([*END_WITH_US, sys.executable, "manage.py", "up"])
 
     def well(self) -> list[str]:
-        return [name for name in self.names if kind_of(name) in WELL]
+        return [name for name in self.names if kind_of(name) in HEALTHY_KINDS]
 
-    # Asking -----------------------------------------------------------------------------------------------------------
+    # Requests ---------------------------------------------------------------------------------------------------------
 
     def web(self, client: str, seconds: float = 40.0) -> Client:
-        """At the REST API."""
+        """A client of REST."""
         return Client(self.port, self.tokens[client], seconds=seconds)
 
     def agent(self, client: str, seconds: float = 40.0) -> Client:
-        """At the gateway."""
+        """A client of the gateway."""
         return Client(self.gateway_port, self.tokens[client], seconds=seconds)
 
-    def asked(self, path: str, seconds: float = 3.0) -> dict[str, Any] | None:
-        """What REST answers; None when it does not."""
+    def read(self, path: str, seconds: float = 3.0) -> dict[str, Any] | None:
+        """The response of REST, or None if there is none."""
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError), self.web("root", seconds) as client:
             reply = client.rest("GET", path, Connection="close")
             return dict(json.loads(reply.body)) if reply.status == 200 else None
         return None
 
     def connected(self) -> set[str]:
-        answer = self.asked("/api/roster/") or {"members": []}
-        return {member["name"] for member in answer["members"] if member["status"] == "connected"}
+        response = self.read("/api/roster/") or {"members": []}
+        return {member["name"] for member in response["members"] if member["status"] == "connected"}
 
     # Processes --------------------------------------------------------------------------------------------------------
 
     @property
     def up_process(self) -> psutil.Process | None:
-        found = [process for process in self._processes if process.poll() is None]
-        return psutil.Process(found[-1].pid) if found else None
+        processes = [process for process in self._processes if process.poll() is None]
+        return psutil.Process(processes[-1].pid) if processes else None
 
     def part(self, name: str) -> psutil.Process | None:
-        """`up`, or the guard, worker or web under it; None when it does not live."""
+        """`up`, or its guard, worker or web. None if it is not live."""
         if (root := self.up_process) is None or name == "up":
             return root
         with contextlib.suppress(psutil.Error):
             for process in family(root):
                 with contextlib.suppress(psutil.Error):
-                    is_it = any(word.endswith(PARTS[name]) for word in process.cmdline())
-                    if is_it and process.status() != psutil.STATUS_ZOMBIE:
+                    is_match = any(word.endswith(PARTS[name]) for word in process.cmdline())
+                    if is_match and process.status() != psutil.STATUS_ZOMBIE:
                         return process
         return None
 
     def all_processes(self) -> Processes:
-        """Of the hall, of one on a copy and of their members, whatever their parents.
+        """The processes of the hall, of a hall on a copy, and of their members, whatever their parents are.
 
-        They work below our folder, or their environment names it.
+        They work below the folder of the hall, or their environment names it.
         """
-        found = {}
+        processes = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 places = process.cwd(), process.environ().get("GUILD_HALL_DATA_DIR", "")
-                is_ours = any(place.startswith(str(self.folder)) for place in places)
-                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found[process.pid] = process.create_time(), " ".join(process.cmdline()[-2:])
-        return found
+                is_own = any(place.startswith(str(self.folder)) for place in places)
+                if is_own and process.status() != psutil.STATUS_ZOMBIE:
+                    processes[process.pid] = process.create_time(), " ".join(process.cmdline()[-2:])
+        return processes
 
     def member_processes(self, member: str = "") -> Processes:
-        """Of one member or of all: pid to start time and member, whatever their parents and environments."""
+        """The processes of one member or of all, whatever their parents and environments are."""
         members = str(self.folder / "members") + os.sep
-        found = {}
+        processes = {}
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 place = process.cwd()
                 name = place.removeprefix(members).partition(os.sep)[0] if place.startswith(members) else ""
                 if name and (not member or name == member) and process.status() != psutil.STATUS_ZOMBIE:
-                    found[process.pid] = process.create_time(), name
-        return found
+                    processes[process.pid] = process.create_time(), name
+        return processes
 
     def ports_of(self, pids: set[int]) -> set[int]:
-        """That such processes listen on, in the hall's range."""
+        """The ports of the hall's range on which these processes listen."""
         first, last = self.ports
         return {
-            one.laddr.port
-            for one in psutil.net_connections("tcp")
-            if one.status == psutil.CONN_LISTEN and one.pid in pids and first <= one.laddr.port <= last
+            connection.laddr.port
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+            and connection.pid in pids
+            and first <= connection.laddr.port <= last
         }
 
-    def pauses_since(self, place: int) -> float:
-        """Seconds that `up` said it would wait before it starts a part again, behind that place of its log."""
+    def pauses_since(self, offset: int) -> float:
+        """The sum of the restart pauses that `up` wrote to its log after `offset`, in seconds."""
         with self.log.open("rb") as log:
-            log.seek(place)
-            said = _SAID_PAUSE.findall(log.read().decode(errors="replace"))
-        return sum(map(float, said))
+            log.seek(offset)
+            pauses = _PAUSE_TEXT.findall(log.read().decode(errors="replace"))
+        return sum(map(float, pauses))
 
     def thaw(self) -> None:
-        """What is frozen obeys no SIGTERM."""
+        """Continue all frozen processes, because a frozen process does not handle SIGTERM."""
         for pid in self.all_processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def stop_whole(self, seconds: float = 20.0) -> Stop:
-        """SIGTERM for `up`, and SIGKILL where it has not ended so much later."""
+        """Send SIGTERM to `up`, and SIGKILL if it has not ended after `seconds`."""
         self.thaw()
-        began, alive = time.monotonic(), [process for process in self._processes if process.poll() is None]
-        for process in alive:
+        start, processes = time.monotonic(), [process for process in self._processes if process.poll() is None]
+        for process in processes:
             process.terminate()
-        for process in alive:
+        for process in processes:
             try:
                 process.wait(seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
         self._processes.clear()
-        return Stop(time.monotonic() - began, alive[-1].returncode if alive else None)
+        return Stop(time.monotonic() - start, processes[-1].returncode if processes else None)
 
 
 def kind_of(member: str) -> str:
@@ -218,7 +220,7 @@ def kind_of(member: str) -> str:
 
 
 def end_strays(hall: StormHall) -> None:
-    """What the hall left behind is counted by now; the machine is not to keep it."""
+    """Kill all processes that remain. They were counted before."""
     for pid in hall.all_processes():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -226,7 +228,7 @@ def end_strays(hall: StormHall) -> None:
 
 @contextlib.contextmanager
 def hall_in_storm(keep_log: Path, **services: str) -> Iterator[StormHall]:
-    """`keep_log`: where the hall's log is copied to in the end; it is shown where the hall did not come up."""
+    """`keep_log`: the file for a copy of the hall's log. The log is also shown if the hall does not start."""
     hall = StormHall(**services)
     try:
         try:

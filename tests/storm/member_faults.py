@@ -1,4 +1,4 @@
-"""Faults that hit one member, while all others are to notice nothing."""
+"""Faults that hit one member, and must not affect other members."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import psutil
 
 from tests.storm.hall import Processes, StormHall, kind_of
 from tests.storm.reckoning import LEFT_SECONDS, PATIENCE, Strike
-from tests.storm.striking import LOOK, Fault, Scene, note_what_is_left, send, wait_until
+from tests.storm.striking import POLL_SECONDS, Fault, Scene, note_remains, send, wait_until
 
 FREEZE_SECONDS = (1.0, 6.0)
-MOST_PAUSES = 60.0  # seconds of back-off that the storm waits for
+MAX_PAUSES = 60.0  # maximal seconds of back-off that the storm waits
 
 
 def on_a_member(
-    hit: Callable[[Scene, random.Random, str, int], None], without: Collection[str] = ()
+    hit_member: Callable[[Scene, random.Random, str, int], None], without: Collection[str] = ()
 ) -> Callable[[Scene, random.Random], None]:
-    """On the first that is connected and has no other fault at the moment, with its pid; `without`: kinds of them."""
+    """Hit the first member that is connected and has no other fault. `without`: kinds of members to skip."""
 
-    def fire(scene: Scene, chance: random.Random) -> None:
+    def fire(scene: Scene, rng: random.Random) -> None:
         names = [name for name in scene.hall.names if kind_of(name) not in without]
-        names = chance.sample(names, len(names))
-        found = ((name, pid_of(scene.hall, name)) for name in names if name not in scene.hit)
-        name, pid = next(((name, pid) for name, pid in found if pid is not None and scene.begin(name)), ("", None))
+        names = rng.sample(names, len(names))
+        pids = ((name, pid_of(scene.hall, name)) for name in names if name not in scene.hit)
+        name, pid = next(((name, pid) for name, pid in pids if pid is not None and scene.begin(name)), ("", None))
         if pid is None:
             return
         try:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself in the moment before
-                hit(scene, chance, name, pid)
+            with contextlib.suppress(psutil.NoSuchProcess):  # the member ended by itself just before
+                hit_member(scene, rng, name, pid)
         finally:
             scene.hit.discard(name)
 
@@ -41,26 +41,26 @@ def on_a_member(
 
 
 @on_a_member
-def kill_member(scene: Scene, chance: random.Random, name: str, pid: int) -> None:
-    """SIGKILL for the process that the hall started; of a stdio member for its bridge or for the server behind it."""
+def kill_member(scene: Scene, rng: random.Random, name: str, pid: int) -> None:
+    """Kill the process that the hall started. For a stdio member kill its bridge or the server behind it."""
     process = psutil.Process(pid)
-    if kind_of(name) == "stdio" and chance.random() < 0.5:
+    if kind_of(name) == "stdio" and rng.random() < 0.5:
         process = next(iter(process.children()), process)
-    before = scene.hall.member_processes(name)
+    processes = scene.hall.member_processes(name)
     strike = scene.strike("member killed", name)
     if send(process, signal.SIGKILL):
-        watch_member(scene, strike, before, pid)
+        watch_member(scene, strike, processes, pid)
     else:
-        scene.take_back(strike)
+        scene.cancel_strike(strike)
 
 
 @on_a_member
-def freeze_member(scene: Scene, chance: random.Random, name: str, pid: int) -> None:
-    seconds = chance.uniform(*FREEZE_SECONDS)
+def freeze_member(scene: Scene, rng: random.Random, name: str, pid: int) -> None:
+    seconds = rng.uniform(*FREEZE_SECONDS)
     process = psutil.Process(pid)
     strike = scene.strike("member frozen", name, f"{seconds:.1f} s")
     if not send(process, signal.SIGSTOP):
-        scene.take_back(strike)
+        scene.cancel_strike(strike)
         return
     try:
         time.sleep(seconds)
@@ -71,8 +71,8 @@ def freeze_member(scene: Scene, chance: random.Random, name: str, pid: int) -> N
         strike.well_at = time.monotonic()
 
 
-def watch_member(scene: Scene, strike: Strike, before: Processes, old_pid: int) -> None:
-    """Until the member has another process and is connected."""
+def watch_member(scene: Scene, strike: Strike, processes: Processes, old_pid: int) -> None:
+    """Wait until the member has a new process and is connected."""
     back_off = BackOff(scene.hall, strike.member)
 
     def is_well() -> bool:
@@ -82,28 +82,28 @@ def watch_member(scene: Scene, strike: Strike, before: Processes, old_pid: int) 
     is_soon = wait_until(is_well, LEFT_SECONDS)
     if is_soon:
         strike.well_at = time.monotonic()
-    note_what_is_left(scene, strike, before)
-    while strike.well_at is None and time.monotonic() < strike.over_at + min(back_off.seconds, MOST_PAUSES) + PATIENCE:
+    note_remains(scene, strike, processes)
+    while strike.well_at is None and time.monotonic() < strike.over_at + min(back_off.seconds, MAX_PAUSES) + PATIENCE:
         if is_well():
             strike.well_at = time.monotonic()
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
     strike.back_off = back_off.seconds
 
 
 class BackOff:
-    """What the hall waits before it starts a member again, in seconds, as its row says while it is in error."""
+    """The pauses before restarts of a member, in seconds, from its row while it is in error."""
 
     def __init__(self, hall: StormHall, member: str) -> None:
         self._hall, self._member = hall, member
-        self._pauses: dict[str, float] = {}  # by the moment of the failure
+        self._pauses: dict[str, float] = {}  # by the time of the failure
 
     def look(self) -> dict[str, object]:
-        """The member's row; empty while nobody answers."""
-        row = self._hall.asked(f"/api/members/{self._member}/") or {}
+        """The row of the member. Empty while there is no response."""
+        row = self._hall.read(f"/api/members/{self._member}/") or {}
         if row.get("status") == "error":
-            failed_at, again_at = row["status_changed_at"], row["next_restart_at"]
-            if again_at is not None:  # else it is not tried again automatically, which is no pause
-                pause = datetime.fromisoformat(again_at) - datetime.fromisoformat(failed_at)
+            failed_at, next_at = row["status_changed_at"], row["next_restart_at"]
+            if next_at is not None:  # otherwise there is no automatic restart, which is no pause
+                pause = datetime.fromisoformat(next_at) - datetime.fromisoformat(failed_at)
                 self._pauses[failed_at] = max(pause.total_seconds(), 0.0)
         return row
 
@@ -113,8 +113,8 @@ class BackOff:
 
 
 def pid_of(hall: StormHall, member: str) -> int | None:
-    """While it is connected."""
-    row = hall.asked(f"/api/members/{member}/") or {}
+    """The pid of a connected member."""
+    row = hall.read(f"/api/members/{member}/") or {}
     return int(row["pid"]) if row.get("status") == "connected" else None
 
 

@@ -1,4 +1,4 @@
-"""Faults that hit the hall's own processes, alone and in pairs. Everybody notices; nobody is told anything untrue."""
+"""Faults of the hall's own processes, alone and in pairs. All clients notice them, but get no wrong outcomes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from tests.storm.striking import Fault, Scene, await_all, note_what_is_left, send
+from tests.storm.striking import Fault, Scene, await_all, note_remains, send
 
-# Of these any two may die at the same moment. Of all three at once only a container or the init system can take care.
+# Any two of these may be killed at the same moment. Only a container or the init system can handle a kill of all three.
 PAIRS = [("guard", "worker"), ("up", "worker"), ("up", "guard")]
 
 
@@ -17,46 +17,46 @@ def kill(name: str) -> Callable[[Scene, random.Random], None]:
     return lambda scene, _: kill_parts(scene, (name,), f"{name} killed")
 
 
-def kill_a_pair(scene: Scene, chance: random.Random) -> None:
-    names = chance.choice(PAIRS)
+def kill_a_pair(scene: Scene, rng: random.Random) -> None:
+    names = rng.choice(PAIRS)
     kill_parts(scene, names, "two parts killed", " and ".join(names))
 
 
-def kill_parts(scene: Scene, names: tuple[str, ...], what: str, told: str = "") -> None:
-    """SIGKILL for those parts, with nothing between. A part that is not there is no kill."""
+def kill_parts(scene: Scene, names: tuple[str, ...], fault_name: str, detail: str = "") -> None:
+    """Kill these parts one directly after the other. A part that does not exist does not count."""
     hall = scene.hall
     parts = [hall.part(name) for name in names]
     if None in parts:
         return
-    # The web's end is no end of members.
-    before = {} if names == ("web",) else hall.member_processes()
-    place = hall.log.stat().st_size
-    strike = scene.strike(what, told=told)
-    reached = [name for name, part in zip(names, parts, strict=True) if send(part, signal.SIGKILL)]
-    if not reached:
-        scene.take_back(strike)
+    # Members do not end with the web.
+    processes = {} if names == ("web",) else hall.member_processes()
+    log_size = hall.log.stat().st_size
+    strike = scene.strike(fault_name, detail=detail)
+    killed_names = [name for name, part in zip(names, parts, strict=True) if send(part, signal.SIGKILL)]
+    if not killed_names:
+        scene.cancel_strike(strike)
         return
-    if len(reached) < len(names):
-        strike.fault, strike.told = f"{reached[0]} killed", f"{told}: one was not there any more"
-    if before:
-        note_what_is_left(scene, strike, before)
+    if len(killed_names) < len(names):
+        strike.fault, strike.detail = f"{killed_names[0]} killed", f"{detail}: one was not there any more"
+    if processes:
+        note_remains(scene, strike, processes)
     if "up" in names:
         hall.start_up()
         strike.over_at = time.monotonic()
     await_all(scene, strike)
-    strike.back_off = hall.pauses_since(place)
+    strike.back_off = hall.pauses_since(log_size)
 
 
 def freeze(name: str) -> Callable[[Scene, random.Random], None]:
-    def fire(scene: Scene, chance: random.Random) -> None:
-        part, seconds = scene.hall.part(name), scene.some_seconds(chance)
-        strike = scene.strike(f"{name} frozen", told=f"{seconds:.1f} s")
+    def fire(scene: Scene, rng: random.Random) -> None:
+        part, seconds = scene.hall.part(name), scene.choose_seconds(rng)
+        strike = scene.strike(f"{name} frozen", detail=f"{seconds:.1f} s")
         if not send(part, signal.SIGSTOP):
-            scene.take_back(strike)
+            scene.cancel_strike(strike)
             return
         try:
             time.sleep(seconds)
-            if name in ("up", "guard"):  # without these two calls are answered
+            if name in ("up", "guard"):  # calls work without these two parts
                 scene.check_the_roster(strike)
         finally:
             send(part, signal.SIGCONT)

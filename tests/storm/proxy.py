@@ -1,4 +1,4 @@
-"""A TCP proxy between the hall and one of its services that can be killed, cut off and muted."""
+"""A TCP proxy between the hall and one of its services. It can be killed, cut off and muted."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ CONNECT_SECONDS = 5.0
 
 
 class Proxy:
-    """Listens on a port of 127.0.0.1 that stays its own; `address` is host:port.
+    """Listens on a fixed port of 127.0.0.1. `address` is host:port.
 
-    `kill()`: connections are reset, new ones refused. `mute()`: connections stand and are accepted, and nothing passes
-    until `heal()`. `cut()`: the same, and what stood meanwhile is reset then, as behind a router that forgot it.
+    `kill()` resets connections and refuses new ones. After `mute()` connections stay open and are accepted, but no data
+    passes until `heal()`. `cut()` does the same, but `heal()` then resets the connections, like a router without them.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self._service = host, port
-        self._passes, self._is_cut = threading.Event(), False
+        self._can_pass, self._is_cut = threading.Event(), False
         self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
+        self._sockets: set[socket.socket] = set()
         self._port = 0
         self._listen()
         self.address = f"127.0.0.1:{self._port}"
@@ -30,16 +30,16 @@ class Proxy:
 
     def kill(self) -> None:
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the accepting thread
         self._listener.close()
         self._reset_all()
 
     def mute(self) -> None:
-        self._passes.clear()
+        self._can_pass.clear()
 
     def cut(self) -> None:
         self._is_cut = True
-        self._passes.clear()
+        self._can_pass.clear()
 
     def heal(self) -> None:
         if self._listener.fileno() < 0:
@@ -47,7 +47,7 @@ class Proxy:
         if self._is_cut:
             self._reset_all()
         self._is_cut = False
-        self._passes.set()
+        self._can_pass.set()
 
     def close(self) -> None:
         self.heal()
@@ -75,31 +75,31 @@ class Proxy:
             return
         service.settimeout(None)
         with self._lock:
-            self._open |= {client, service}
+            self._sockets |= {client, service}
         threading.Thread(target=self._pump, args=(client, service), daemon=True).start()
         self._pump(service, client)
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while part := source.recv(65_536):
-                self._passes.wait()
+                self._can_pass.wait()
                 target.sendall(part)
         with self._lock:
-            self._open -= {source, target}
-        for one in (source, target):
+            self._sockets -= {source, target}
+        for sock in (source, target):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
 
     def _reset_all(self) -> None:
         with self._lock:
-            found, self._open = self._open, set()
-        for one in found:
-            _reset(one)
+            sockets, self._sockets = self._sockets, set()
+        for sock in sockets:
+            _reset(sock)
 
 
-def _reset(one: socket.socket) -> None:
+def _reset(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-        one.shutdown(socket.SHUT_RD)  # wakes who reads
-    one.close()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        sock.shutdown(socket.SHUT_RD)  # wakes the reading thread
+    sock.close()

@@ -1,4 +1,4 @@
-"""What clients were told against what took effect: plain functions over both ledgers."""
+"""Compares the outcomes for clients with the effects in members, with plain functions over both ledgers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.storm.hall import FAIL_BY_THEMSELVES, kind_of
-from tests.storm.ledger import BROKEN, GONE, REFUSED, SILENT, Effect, Told
+from tests.storm.ledger import BROKEN, GONE, REFUSED, SILENT, CallRecord, Effect
 
-LEFT_SECONDS = 2.0  # after which nothing of what was killed lives
-ALL = ""  # the member of what happens to all of them
-PATIENCE = 45.0  # seconds, for all to be well again; then the storm goes on, and the fault excuses nothing more
+LEFT_SECONDS = 2.0  # after which no killed process may be live
+ALL = ""  # the member of a strike that hits all members
+PATIENCE = (
+    45.0  # seconds until all must be well again. Then the storm continues, and the fault excuses no more failures
+)
 
 
 @dataclass
 class Strike:
-    """A fault as it was fired, in seconds of the monotonic clock. `member`: whom it hit, ALL where everybody.
+    """One firing of a fault, in seconds of the monotonic clock. `member`: the member that it hit, or ALL.
 
-    `over_at`: when it was taken back, or had done what it does. `back_off`: what the hall waits on purpose afterwards.
-    `answered_at`: of the first call that succeeded and was asked since. `well_at`: everybody who was hit was connected.
-    `left`: what lived, and the ports it held, two seconds after. `told`: what else is to be known of it.
+    `over_at`: the end of the fault. `back_off`: the intended pause of the hall afterwards. `answered_at`: the first
+    success of a call that began after the fault. `well_at`: when all hit members were connected again. `left`: the
+    processes and ports that remained two seconds later. `detail`: what it was exactly.
     """
 
     fault: str
@@ -32,21 +34,21 @@ class Strike:
     answered_at: float | None = None
     well_at: float | None = None
     left: list[str] = field(default_factory=list)
-    told: str = ""
+    detail: str = ""
 
     @property
     def end(self) -> float:
-        """From then on nothing that fails is excused by it, be it that nothing got well."""
-        last = self.over_at + self.back_off + PATIENCE
-        ends = [at for at in (self.answered_at, self.well_at) if at is not None] or [last]
-        return min(max(*ends, self.over_at), last)
+        """The time after which it excuses no failure, even if the hall has not recovered."""
+        limit = self.over_at + self.back_off + PATIENCE
+        times = [at for at in (self.answered_at, self.well_at) if at is not None] or [limit]
+        return min(max(*times, self.over_at), limit)
 
-    def covers(self, told: Told) -> bool:
-        hit = self.member in (ALL, told.member)
-        return hit and told.asked_at <= self.end and told.told_at >= self.fired_at
+    def covers(self, record: CallRecord) -> bool:
+        is_hit = self.member in (ALL, record.member)
+        return is_hit and record.called_at <= self.end and record.ended_at >= self.fired_at
 
     def lasts_within(self, other: Strike, seconds: float) -> bool:
-        """Whether it was going on at any time from the other's beginning until so much later."""
+        """Whether it lasted at any time between the beginning of the other strike and `seconds` later."""
         return self.fired_at <= other.fired_at + seconds and self.over_at >= other.fired_at
 
     @property
@@ -61,96 +63,98 @@ class Strike:
 
 @dataclass
 class Reckoning:
-    """Counts, and for each kind of broken promise the calls that broke it, in words."""
+    """Counts, and for each promise the calls that broke it, as text."""
 
-    asked: int = 0
+    calls: int = 0
     accepted: int = 0
     ends: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     never_ended: list[str] = field(default_factory=list)
-    mistold: list[str] = field(default_factory=list)
+    misreported: list[str] = field(default_factory=list)
     unprovoked: list[str] = field(default_factory=list)
 
 
-def reckon(told: Sequence[Told], effects: Mapping[str, Sequence[Effect]], strikes: Sequence[Strike]) -> Reckoning:
-    found = Reckoning(asked=len(told), accepted=sum(one.is_accepted for one in told))
-    found.doubled = doubled(effects)
-    for one in told:
-        found.ends[f"{one.source}: {one.end}{f' {one.kind}' if one.kind else ''}"] += 1
-        ran = one.key in effects
-        if one.end == GONE:
-            found.lost.append(words(one, ran))
-        elif one.end == SILENT and one.sent is not False:
-            found.never_ended.append(words(one, ran))
-        if why := contradiction(one, ran):
-            found.mistold.append(f"{words(one, ran)}: {why}")
-        if is_failure(one) and not any(strike.covers(one) for strike in strikes):
-            found.unprovoked.append(words(one, ran))
-    return found
+def reckon(
+    records: Sequence[CallRecord], effects: Mapping[str, Sequence[Effect]], strikes: Sequence[Strike]
+) -> Reckoning:
+    reckoning = Reckoning(calls=len(records), accepted=sum(record.is_accepted for record in records))
+    reckoning.doubled = doubled(effects)
+    for record in records:
+        reckoning.ends[f"{record.source}: {record.end}{f' {record.kind}' if record.kind else ''}"] += 1
+        has_effect = record.key in effects
+        if record.end == GONE:
+            reckoning.lost.append(describe(record, has_effect))
+        elif record.end == SILENT and record.sent is not False:
+            reckoning.never_ended.append(describe(record, has_effect))
+        if reason := contradiction(record, has_effect):
+            reckoning.misreported.append(f"{describe(record, has_effect)}: {reason}")
+        if is_failure(record) and not any(strike.covers(record) for strike in strikes):
+            reckoning.unprovoked.append(describe(record, has_effect))
+    return reckoning
 
 
 def doubled(effects: Mapping[str, Sequence[Effect]]) -> list[str]:
     """Calls that took effect more than once."""
     return [
-        f"{key} took effect {len(every)} times, in the processes {', '.join(str(effect.pid) for effect in every)}, "
-        f"{every[-1].at - every[0].at:.1f} s apart"
-        for key, every in effects.items()
-        if len(every) > 1
+        f"{key} took effect {len(group)} times, in the processes {', '.join(str(effect.pid) for effect in group)}, "
+        f"{group[-1].at - group[0].at:.1f} s apart"
+        for key, group in effects.items()
+        if len(group) > 1
     ]
 
 
-def contradiction(told: Told, ran: bool) -> str:
-    """Why what was told is not what happened; empty where it may be."""
-    if told.end == "succeeded" and not ran:
-        return "told that it succeeded, and nothing took effect"
-    if told.end == "succeeded" and told.text != told.key:
-        return f"told the result of something else: {told.text[:60]!r}"
-    if ran and told.kind == "unavailable":
-        return "told that it was never sent, and it took effect"
-    if ran and told.sent is False:
-        return 'told "sent": false, and it took effect'
-    if ran and told.end == REFUSED:
-        return "told that it was refused, and it took effect"
-    if told.end == "cancelled" or told.kind == "cancelled":
-        return "told that it was cancelled, and nobody asked for that"
-    if told.later:
-        return f"told an end, and later another one: {told.later}"
+def contradiction(record: CallRecord, ran: bool) -> str:
+    """Why the outcome for the client cannot be true. Empty if it can."""
+    if record.end == "succeeded" and not ran:
+        return "reported that it succeeded, and nothing took effect"
+    if record.end == "succeeded" and record.text != record.key:
+        return f"reported the result of something else: {record.text[:60]!r}"
+    if ran and record.kind == "unavailable":
+        return "reported that it was never sent, and it took effect"
+    if ran and record.sent is False:
+        return 'reported "sent": false, and it took effect'
+    if ran and record.end == REFUSED:
+        return "reported that it was refused, and it took effect"
+    if record.end == "cancelled" or record.kind == "cancelled":
+        return "reported that it was cancelled, and nobody asked for that"
+    if record.later:
+        return f"reported an end, and later another one: {record.later}"
     return ""
 
 
-def is_failure(told: Told) -> bool:
-    """Whether it needs an explanation: members that fail by themselves have theirs."""
-    return told.end != "succeeded" and kind_of(told.member) not in FAIL_BY_THEMSELVES
+def is_failure(record: CallRecord) -> bool:
+    """Whether the failure needs a fault as its reason. Members that fail by themselves need none."""
+    return record.end != "succeeded" and kind_of(record.member) not in FAIL_BY_THEMSELVES
 
 
-def words(told: Told, ran: bool) -> str:
-    what = " ".join(filter(None, (told.end, told.kind)))
-    said = f" ({told.text})" if told.text and told.end not in ("succeeded", BROKEN) else ""
+def describe(record: CallRecord, has_effect: bool) -> str:
+    outcome = " ".join(filter(None, (record.end, record.kind)))
+    text = f" ({record.text})" if record.text and record.end not in ("succeeded", BROKEN) else ""
     return (
-        f"{told.key} of {told.member}, asked at {told.asked_at:.1f}, was told {what!r}{said} "
-        f"after {told.seconds:.1f} s; the member's ledger {'has' if ran else 'lacks'} it"
+        f"{record.key} of {record.member}, called at {record.called_at:.1f}, was reported {outcome!r}{text} "
+        f"after {record.seconds:.1f} s; the member's ledger {'has' if has_effect else 'lacks'} it"
     )
 
 
-def answered_since(told: Iterable[Told], strike: Strike, members: Iterable[str]) -> float | None:
-    """When the first call to one of those members succeeded that was asked since the fault was fired."""
-    wanted = set(members)
-    ends = [
-        one.told_at
-        for one in told
-        if one.end == "succeeded" and one.member in wanted
-        if one.asked_at >= strike.fired_at and one.told_at >= strike.over_at
+def answered_since(records: Iterable[CallRecord], strike: Strike, members: Iterable[str]) -> float | None:
+    """The first success of a call to one of these members that began after the fault was fired."""
+    names = set(members)
+    times = [
+        record.ended_at
+        for record in records
+        if record.end == "succeeded" and record.member in names
+        if record.called_at >= strike.fired_at and record.ended_at >= strike.over_at
     ]
-    return min(ends, default=None)
+    return min(times, default=None)
 
 
-def accepted_within(told: Iterable[Told], began_at: float, seconds: float) -> int:
-    """How many calls were accepted of those that were asked then."""
-    return sum(one.is_accepted for one in told if began_at <= one.asked_at <= began_at + seconds)
+def accepted_within(records: Iterable[CallRecord], began_at: float, seconds: float) -> int:
+    """The number of accepted calls that began in this time."""
+    return sum(record.is_accepted for record in records if began_at <= record.called_at <= began_at + seconds)
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The nearest rank; nan of nothing."""
+    """The percentile by nearest rank, or nan without values."""
     ordered = sorted(values)
     return ordered[max(math.ceil(len(ordered) * part), 1) - 1] if ordered else math.nan

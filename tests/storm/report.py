@@ -1,4 +1,4 @@
-"""What the storm found, in Markdown for people, with a picture of how it went."""
+"""The report of a storm, in Markdown, with a picture of its course."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.storm.figures import Figure
-from tests.storm.ledger import Told
+from tests.storm.ledger import CallRecord
 from tests.storm.picture import picture
 from tests.storm.reckoning import Reckoning, Strike, accepted_within
 
@@ -17,7 +17,7 @@ EVIDENCE = 20  # lines of each figure
 
 @dataclass
 class Storm:
-    """All that is to be told of one. `command` makes it again; `not_tried`: kinds of fault, each with its reason."""
+    """The content of a report. `command` repeats the storm. `not_tried`: kinds of faults, each with its reason."""
 
     command: str
     began_at: float
@@ -25,7 +25,7 @@ class Storm:
     figures: list[Figure]
     found: Reckoning
     strikes: Sequence[Strike]
-    told: Sequence[Told]
+    records: Sequence[CallRecord]
     not_tried: list[str]
 
     @property
@@ -34,22 +34,22 @@ class Storm:
 
     @property
     def accepted(self) -> int:
-        """Calls, while it stormed: those of the calm before and after prove nothing."""
-        return accepted_within(self.told, self.began_at, self.seconds)
+        """The accepted calls during the storm, without those before and after."""
+        return accepted_within(self.records, self.began_at, self.seconds)
 
     @property
     def last_line(self) -> str:
         broken = [figure.name for figure in self.figures if not figure.holds]
         kinds = len({strike.fault for strike in self.strikes})
-        done = f"{len(self.strikes)} faults of {kinds} kinds, {self.accepted:,} calls accepted"
+        summary = f"{len(self.strikes)} faults of {kinds} kinds, {self.accepted:,} calls accepted"
         verdict = f"{len(broken)} figures BROKEN: {'; '.join(broken)}" if broken else "every figure holds"
-        left_out = [line.partition(":")[0] for line in self.not_tried]
-        not_tried = f"; not tried: {', '.join(left_out)}" if left_out else ""
-        return f"storm: {self.seconds:.0f} s, {done}; {verdict}{not_tried}"
+        names = [line.partition(":")[0] for line in self.not_tried]
+        not_tried = f"; not tried: {', '.join(names)}" if names else ""
+        return f"storm: {self.seconds:.0f} s, {summary}; {verdict}{not_tried}"
 
 
 def write(storm: Storm, folder: Path) -> None:
-    (folder / "storm.svg").write_text(picture(storm.told, storm.strikes, storm.began_at, storm.seconds))
+    (folder / "storm.svg").write_text(picture(storm.records, storm.strikes, storm.began_at, storm.seconds))
     (folder / "storm.md").write_text(markdown(storm))
 
 
@@ -63,7 +63,7 @@ def markdown(storm: Storm) -> str:
         "## How calls ended\n\n| | Calls |\n|---|---|\n"
         + "\n".join(f"| {end} | {count:,} |" for end, count in sorted(storm.found.ends.items())),
         "## Every fault\n\n| s | Fault | Member | Answered after | Well after | Back-off | Left after 2 s |\n"
-        "|---|---|---|---|---|---|---|\n" + "\n".join(_strike(one, storm.began_at) for one in storm.strikes),
+        "|---|---|---|---|---|---|---|\n" + "\n".join(_strike(strike, storm.began_at) for strike in storm.strikes),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -86,12 +86,12 @@ def _faults(strikes: Sequence[Strike]) -> str:
 
 
 def _strike(strike: Strike, began_at: float) -> str:
-    answered, well = (_seconds(value) for value in (strike.answered_after, strike.well_after))
-    left = ", ".join(strike.left) or "-"
-    fault = f"{strike.fault} ({strike.told})" if strike.told else strike.fault
+    answered_after, well_after = (_seconds(value) for value in (strike.answered_after, strike.well_after))
+    remains = ", ".join(strike.left) or "-"
+    fault = f"{strike.fault} ({strike.detail})" if strike.detail else strike.fault
     return (
-        f"| {strike.fired_at - began_at:.1f} | {fault} | {strike.member or 'all'} | {answered} | {well} "
-        f"| {round(strike.back_off, 1):g} | {left} |"
+        f"| {strike.fired_at - began_at:.1f} | {fault} | {strike.member or 'all'} | {answered_after} | {well_after} "
+        f"| {round(strike.back_off, 1):g} | {remains} |"
     )
 
 

@@ -1,4 +1,4 @@
-"""A database of the storm's own on the PostgreSQL that it is given."""
+"""A new database for the storm, on the PostgreSQL server of DATABASE_URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg import sql
 
 @contextlib.contextmanager
 def storm_database(url: str) -> Iterator[str]:
-    """The url of a new database there, dropped afterwards; nothing for nothing, and for SQLite's."""
+    """The URL of a new database, which is dropped afterwards. Empty for SQLite and for an empty URL."""
     if not url.startswith(("postgres://", "postgresql://")):
         yield ""
         return

@@ -1,4 +1,4 @@
-"""What the hall's processes hold: descriptors, threads and memory, before the storm, after it, and after many calls."""
+"""Descriptors, threads and memory of the hall's processes, before and after the storm, and after many calls."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ import psutil
 
 from tests.storm.figures import Figure
 from tests.storm.hall import CLIENTS, PARTS, StormHall
-from tests.storm.ledger import Book
-from tests.storm.load import SOURCES, WAYS, Call
+from tests.storm.ledger import Ledger
+from tests.storm.load import CALL_FUNCTIONS, SOURCES, Call
 
-CALLERS = 12  # clients at the same time
-# What may be there in addition after the storm: connections and threads that come and go.
-PART_MORE, MORE = 0.25, 16
-FILES_OF_A_THREAD = 3  # SQLite's: each thread that works with the database has a connection of its own
-MEMORY_MORE = 0.05
-BEFORE = (CLIENTS * 20, CLIENTS)  # calls through the gateway and over REST before anything is counted: all call all
+PARALLEL_CLIENTS = 12  # clients at the same time
+# The allowed growth after the storm, because the number of connections and threads varies.
+EXTRA_SHARE, EXTRA = 0.25, 16
+FILES_OF_A_THREAD = 3  # of SQLite, because each thread has its own connection
+EXTRA_MEMORY = 0.05
+BEFORE = (
+    CLIENTS * 20,
+    CLIENTS,
+)  # calls through the gateway and over REST before the first count, so that all clients have called all members
 WARM = (3_000, 600)
 MANY = (10_000, 2_000)
 
 
 @dataclass(frozen=True)
 class Vitals:
-    """Of one process. `megabytes`: of its own, not shared with others."""
+    """The resources of one process. `megabytes`: memory that it does not share."""
 
     descriptors: int
     threads: int
@@ -36,39 +39,39 @@ class Vitals:
 
 
 def vitals(hall: StormHall) -> dict[str, Vitals]:
-    """By part; without those that do not live."""
-    found = {}
+    """The vitals of each live part."""
+    vitals_by_part = {}
     for name in ("up", *PARTS):
         with contextlib.suppress(psutil.Error):
             if (part := hall.part(name)) is not None:
                 memory = part.memory_full_info().uss / 1e6
-                found[name] = Vitals(part.num_fds(), part.num_threads(), memory)
-    return found
+                vitals_by_part[name] = Vitals(part.num_fds(), part.num_threads(), memory)
+    return vitals_by_part
 
 
-def calm(hall: StormHall, book: Path, calls: tuple[int, int], members: Sequence[str]) -> None:
-    """So many calls through gateway and REST, one after the other to each member; the books tell how they ended."""
+def make_calls(hall: StormHall, path: Path, calls: tuple[int, int], members: Sequence[str]) -> None:
+    """Make calls through gateway and REST, to each member in turn. The ledgers have their outcomes."""
     gateway, rest = calls
-    of_rest = len(range(0, CLIENTS, len(SOURCES)))
+    rest_clients = len(range(0, CLIENTS, len(SOURCES)))
 
     def work(number: int) -> None:
         source = SOURCES[number % len(SOURCES)]
-        count = rest // of_rest if source == "rest" else gateway // (CLIENTS - of_rest)
-        names, own = members, Book(book.with_name(f"{book.name}-{number}.jsonl"))
+        count = rest // rest_clients if source == "rest" else gateway // (CLIENTS - rest_clients)
+        names, ledger = members, Ledger(path.with_name(f"{path.name}-{number}.jsonl"))
         with hall.web(str(number)) if source == "rest" else hall.agent(str(number)) as client:
             for turn in range(count):
-                call = Call(f"{book.name}-{number}-{turn}", names[turn % len(names)], source)
-                own.add(WAYS[source](client, call, threading.Event()))
-        own.close()
+                call = Call(f"{path.name}-{number}-{turn}", names[turn % len(names)], source)
+                ledger.add(CALL_FUNCTIONS[source](client, call, threading.Event()))
+        ledger.close()
 
-    with ThreadPoolExecutor(CALLERS) as pool:
+    with ThreadPoolExecutor(PARALLEL_CLIENTS) as pool:
         list(pool.map(work, range(CLIENTS)))
 
 
 def held(before: dict[str, Vitals], after: dict[str, Vitals]) -> list[Figure]:
-    """Descriptors and threads after the storm against those before."""
-    none = Vitals(0, 0, 0.0)
-    pairs = {part: (before.get(part, none), after.get(part, none)) for part in (*before, *after)}
+    """Descriptors and threads after the storm, compared with those before."""
+    no_vitals = Vitals(0, 0, 0.0)
+    pairs = {part: (before.get(part, no_vitals), after.get(part, no_vitals)) for part in (*before, *after)}
     threads = {part: (first.threads, last.threads, 0) for part, (first, last) in pairs.items()}
     descriptors = {
         part: (first.descriptors, last.descriptors, FILES_OF_A_THREAD * max(last.threads - first.threads, 0))
@@ -80,26 +83,26 @@ def held(before: dict[str, Vitals], after: dict[str, Vitals]) -> list[Figure]:
     ]
 
 
-def _held(name: str, counts: dict[str, tuple[int, int, int]], but: str) -> Figure:
-    """`counts`: before, after, and how many may be there in addition to the bound. A part that is gone has none."""
-    said = ", ".join(f"{part} {old} -> {new}" for part, (old, new, _) in counts.items())
+def _held(name: str, counts: dict[str, tuple[int, int, int]], exception: str) -> Figure:
+    """`counts`: before, after, and the allowed growth beyond the bound. A part that does not exist has zeros."""
+    text = ", ".join(f"{part} {old} -> {new}" for part, (old, new, _) in counts.items())
     faults = [
         f"{part}: {old} before, {new} after"
-        for part, (old, new, spare) in counts.items()
-        if not (old and new) or new > old * (1 + PART_MORE) + MORE + spare
+        for part, (old, new, extra) in counts.items()
+        if not (old and new) or new > old * (1 + EXTRA_SHARE) + EXTRA + extra
     ]
-    return Figure(name, said, f"at most {PART_MORE:.0%} and {MORE} more{but}", not faults, faults)
+    return Figure(name, text, f"at most {EXTRA_SHARE:.0%} and {EXTRA} more{exception}", not faults, faults)
 
 
 def kept_memory(warm: dict[str, Vitals], after: dict[str, Vitals]) -> Figure:
-    """Of worker and web together."""
-    name, bound = f"memory of worker and web after {MANY[0]:,} gateway and {MANY[1]:,} REST calls", MEMORY_MORE
-    gone = [part for part in ("worker", "web") if part not in warm or part not in after]
-    if gone:
-        return Figure(name, f"no {' and no '.join(gone)} to be measured", f"within {bound:.0%}", False)
-    first, last = (one["worker"].megabytes + one["web"].megabytes for one in (warm, after))
-    told = ", ".join(
-        f"{part} {warm[part].megabytes:.0f} -> {one.megabytes:.0f}" for part, one in after.items() if part in warm
+    """The growth of the memory of worker and web together."""
+    name, bound = f"memory of worker and web after {MANY[0]:,} gateway and {MANY[1]:,} REST calls", EXTRA_MEMORY
+    missing_parts = [part for part in ("worker", "web") if part not in warm or part not in after]
+    if missing_parts:
+        return Figure(name, f"no {' and no '.join(missing_parts)} to be measured", f"within {bound:.0%}", False)
+    first, last = (vitals["worker"].megabytes + vitals["web"].megabytes for vitals in (warm, after))
+    text = ", ".join(
+        f"{part} {warm[part].megabytes:.0f} -> {vitals.megabytes:.0f}" for part, vitals in after.items() if part in warm
     )
-    more = last / first - 1
-    return Figure(name, f"{more:+.1%} (MB: {told})", f"within {bound:.0%}", more <= bound)
+    growth = last / first - 1
+    return Figure(name, f"{growth:+.1%} (MB: {text})", f"within {bound:.0%}", growth <= bound)

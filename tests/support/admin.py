@@ -9,10 +9,11 @@ from django.test import Client
 from django.urls import reverse
 
 from roster.models import Call, GuildMember, Tool
+from tests.support.leases import own_node
 
 EVIL = "<script>alert('x')</script>"
 ESCAPED = "&lt;script&gt;"
-LISTS = ["guildmember", "tool", "call", "statuschange", "portallocation", "token"]
+LISTS = ["guildmember", "tool", "call", "statuschange", "portallocation", "node", "token"]
 ADD_TOKEN = "admin:roster_token_add"
 
 ECHO_SCHEMA = {
@@ -33,7 +34,8 @@ def allow(user: User, *codenames: str) -> None:
 
 def make_member(name: str, **columns: Any) -> GuildMember:
     manifest = {"name": name, "version": "1", "command": "python3", "args": [], "env": {"API_KEY": "sk-very-secret"}}
-    return GuildMember.objects.create(**{"name": name, "directory": name, "manifest": manifest, **columns})
+    defaults = {"name": name, "directory": name, "manifest": manifest, "node": own_node()}
+    return GuildMember.objects.create(**{**defaults, **columns})
 
 
 def make_tool(member: GuildMember, name: str = "echo", **columns: Any) -> Tool:

@@ -186,7 +186,7 @@ def is_up(hall: Hall) -> bool:
         return False
 
 
-def on_the_roster(hall: Hall, *names: str) -> GatewayClient:
+def wait_for_roster(hall: Hall, *names: str) -> GatewayClient:
     """Wait until these members are connected and the gateway lists their tools. Returns a client of the gateway."""
     for name in names:
         wait_for_status(hall, name, "connected", within=40)

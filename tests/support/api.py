@@ -12,6 +12,7 @@ from django.urls import URLPattern, URLResolver, get_resolver, reverse
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
 from roster.models import Call, GuildMember, Token, Tool
+from tests.support.leases import own_node
 
 METHODS = ("get", "head", "post", "put", "patch", "delete", "options")
 
@@ -64,7 +65,7 @@ def client_of(user: User, **scope: Any) -> Client:
 def add_member(name: str = "example", **values: Any) -> GuildMember:
     manifest = {**MANIFEST, "name": name}
     defaults = {"manifest": manifest, "display_name": "An example", "version": "1.2", "directory": name}
-    return GuildMember.objects.create(name=name, **{**defaults, **values})
+    return GuildMember.objects.create(name=name, **{**defaults, "node": own_node(), **values})
 
 
 def add_tool(member: GuildMember, name: str, schema: dict[str, Any] | None = None, **values: Any) -> Tool:
@@ -79,4 +80,4 @@ def add_call(member: GuildMember, tool: str = "echo", **values: Any) -> Call:
     return Call.objects.create(member=member, tool_name=tool, **{**defaults, **values})
 
 
-EXAMPLES: dict[str, Any] = {"name": "example", "tool": "echo", "pk": 1}
+EXAMPLES: dict[str, Any] = {"name": "example", "node": "main", "tool": "echo", "pk": 1}

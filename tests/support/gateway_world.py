@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ class World:
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
+        self.lease_id = uuid.uuid4()
         self.live: dict[int, LiveMember] = {}
         self.failures: list[str] = []
         self.wake_count = 0
@@ -174,8 +176,8 @@ class World:
                 other.close()
             self._listener = sockets[0]
             self.gateway_port = sockets[0].getsockname()[1]
-            trusted = ["http://trusted.example"]
-            options = Options(["127.0.0.1"], trusted, self.max_bytes, self.record_bytes, self.data_dir)
+            trusted_origins = ["http://trusted.example"]
+            options = Options(["127.0.0.1"], trusted_origins, self.max_bytes, self.record_bytes, self.data_dir)
             self._gateway = Gateway(
                 lifecycle=self,  # type: ignore[arg-type]
                 sockets=sockets[:1],

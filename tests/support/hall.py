@@ -20,14 +20,15 @@ import requests
 from django.conf import settings
 from django.db import connection
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import queue_call, wait_for_call
-from mcp_runtime.control.notify import celery_app, queue_name
+from mcp_runtime.control.notify import celery_app, hall_exchange
 from mcp_runtime.members import ports
 from mcp_runtime.rows import lease
 from roster.models import Call, GuildMember
 from roster.models import Hall as HallRow
 from tests.conftest import ROOT, eventually
+from tests.support.leases import current_lease_id
 from tests.support.ports import free_range
 
 # One for all tests, because the broker's connections of this process notify the hall for which they were made.
@@ -61,7 +62,8 @@ class Hall:
         return {
             **{key: value for key, value in os.environ.items() if not key.startswith("GUILD_HALL_")},
             "DATABASE_URL": database_url(),
-            "REDIS_URL": settings.REDIS_URL,
+            "REDIS_URL": settings.BROKER_URL,
+            "CELERY_BROKER_URL": "",
             "GUILD_HALL_DATA_DIR": str(self.data_dir),
             "GUILD_HALL_MEMBERS_DIR": str(self.members_dir),
             "GUILD_HALL_PORT_RANGE": "{}-{}".format(*self.port_range),
@@ -102,10 +104,10 @@ class Hall:
 
     def start(self, **environment: str) -> subprocess.Popen[bytes]:
         """Start a runtime, and wait until it has the lease."""
-        before = lease.hall().lease_id
+        old_lease_id = current_lease_id()
         process = self.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"], **environment)
         eventually(
-            lambda: process.poll() is not None or lease.hall().lease_id not in (None, before),
+            lambda: process.poll() is not None or current_lease_id() not in (None, old_lease_id),
             within=20,
             what="the runtime takes the lease",
         )
@@ -138,7 +140,7 @@ class Hall:
 
     @property
     def worker_pid(self) -> int:
-        return lease.hall().lease_pid or 0
+        return node.pid or 0 if (node := lease.holder_node()) else 0
 
     def tagged_processes(self, name: str = "") -> list[psutil.Process]:
         """Every process with the environment tag of this hall, or of its member `name`."""
@@ -170,7 +172,7 @@ class Hall:
 
 @contextlib.contextmanager
 def hall_in(folder: Path) -> Iterator[Hall]:
-    queue_name.cache_clear()
+    hall_exchange.cache_clear()
     celery_app.cache_clear()
     HallRow.objects.create(hall_id=HALL_ID)
     hall = Hall(folder)
@@ -186,7 +188,7 @@ def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-def lives(process: psutil.Process) -> bool:
+def is_live(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -204,9 +206,9 @@ def command_of(process: psutil.Process) -> str:
 def wait_for_end_of(processes: list[psutil.Process], *, within: float) -> None:
     names = {process: command_of(process) for process in processes}
     try:
-        eventually(lambda: not any(map(lives, processes)), within=within)
+        eventually(lambda: not any(map(is_live, processes)), within=within)
     except pytest.fail.Exception:
-        pytest.fail(f"not within {within} s: {[names[process] for process in processes if lives(process)]} are gone")
+        pytest.fail(f"still live after {within} s: {[names[process] for process in processes if is_live(process)]}")
 
 
 def member(name: str) -> GuildMember:
@@ -218,12 +220,12 @@ def status_is(name: str, *statuses: str) -> Callable[[], bool]:
 
 
 def wait_for_status(hall: Hall, name: str, *statuses: str, within: float = 15.0) -> GuildMember:
-    deadline_text = f"{name} is {' or '.join(statuses)}"
+    expectation = f"{name} is {' or '.join(statuses)}"
     try:
-        eventually(status_is(name, *statuses), within=within, what=deadline_text)
+        eventually(status_is(name, *statuses), within=within, what=expectation)
     except pytest.fail.Exception:
         rows = list(GuildMember.objects.values_list("name", "status", "last_error"))
-        pytest.fail(f"{deadline_text}: no; {rows}\n{hall.output()}")
+        pytest.fail(f"not true: {expectation}; {rows}\n{hall.output()}")
     return member(name)
 
 
@@ -236,10 +238,10 @@ def call(name: str, tool: str, arguments: dict[str, Any] | None = None, *, withi
 
 
 def queue(name: str, tool: str, arguments: dict[str, Any] | None = None) -> Call:
-    return queue_call(name, tool, arguments or {}, caller=Caller(Call.Source.COMMAND))[0]
+    return queue_call(name, tool, arguments or {}, requester=Requester(Call.Source.COMMAND))[0]
 
 
-def web_answers(hall: Hall) -> bool:
+def web_responds(hall: Hall) -> bool:
     try:
         return requests.get(f"{hall.url}/healthz", timeout=5).ok
     except requests.ConnectionError:
@@ -247,7 +249,7 @@ def web_answers(hall: Hall) -> bool:
 
 
 def wait_for_web(hall: Hall) -> None:
-    eventually(lambda: web_answers(hall), within=20, what=f"the web answers; so far:\n{hall.output()}")
+    eventually(lambda: web_responds(hall), within=20, what=f"the web responds; so far:\n{hall.output()}")
 
 
 def bring_up(hall: Hall, *names: str, **environment: str) -> subprocess.Popen[bytes]:

@@ -20,10 +20,11 @@ from mcp_runtime.members import discovery
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.process import EXIT_THREADS, TAG_VARIABLE, exit_threads
 from mcp_runtime.members.starting import StartOptions
-from mcp_runtime.rows import lease
+from mcp_runtime.rows import lease, ownership
 from mcp_runtime.system.runtime_id import RuntimeId
-from roster.models import GuildMember, Hall, PortAllocation, StatusChange
+from roster.models import GuildMember, PortAllocation, StatusChange
 from tests.conftest import eventually
+from tests.support.leases import give_lease_to_another_runtime
 from tests.support.ports import free_range
 from tests.support.scripted_server import Behaviour, Server
 
@@ -88,6 +89,7 @@ print("listening", flush=True)
 server.serve_forever()
 """
 ECHO = {"name": "echo", "inputSchema": {"type": "object"}}
+OWN_LEASE = uuid.UUID(int=7)  # of a RecordingLifecycle
 DEAD = dataclasses.replace(RuntimeId.own(), started=1)  # our pid, but another start time
 
 
@@ -146,6 +148,7 @@ class Stage:
         values |= {"args": ["server.py", "${PORT}"], **manifest}
         (self.members_dir / name / "guild-member.json").write_text(json.dumps(values))
         discovery.sync(self.members_dir)
+        ownership.claim_new(self.lease_id)
 
     def set(self, mode: str, value: str = "", name: str = "anna") -> None:
         (self.members_dir / name / mode).write_text(value)
@@ -178,7 +181,7 @@ class Stage:
         return processes
 
     def lose_the_lease(self) -> None:
-        Hall.objects.update(lease_id=uuid.uuid4())
+        give_lease_to_another_runtime()
 
 
 def row(member: GuildMember) -> GuildMember:
@@ -227,6 +230,7 @@ class RemoteStage(Stage):
         values = {"name": name, "version": "1", "transport": "http", "url": url, **manifest}
         (folder / "guild-member.json").write_text(json.dumps(values))
         discovery.sync(self.members_dir)
+        ownership.claim_new(self.lease_id)
         return self.member(name)
 
     def up_remote(self, server: Server, **manifest: Any) -> GuildMember:
@@ -238,12 +242,12 @@ class RemoteStage(Stage):
 
 def in_error(stage: RemoteStage, member: GuildMember) -> GuildMember:
     """The row of a member in error. Checks that nothing remains of the start, and that the next try is scheduled."""
-    failed = row(member)
-    assert failed.status == Status.ERROR
-    assert (failed.pid, failed.endpoint, PortAllocation.objects.count()) == (None, None, 0)
+    failed_row = row(member)
+    assert failed_row.status == Status.ERROR
+    assert (failed_row.pid, failed_row.endpoint, PortAllocation.objects.count()) == (None, None, 0)
     assert stage.lifecycle.live_members() == []
-    assert failed.next_restart_at is not None
-    return failed
+    assert failed_row.next_restart_at is not None
+    return failed_row
 
 
 class RecordingLifecycle(Lifecycle):
@@ -251,7 +255,7 @@ class RecordingLifecycle(Lifecycle):
 
     def __init__(self) -> None:
         super().__init__(
-            lease_id=uuid.uuid4(),
+            lease_id=OWN_LEASE,
             options=StartOptions(
                 hall_id=uuid.uuid4(),
                 runtime=RuntimeId.own(),

@@ -54,32 +54,32 @@ class RunningMember:
         return self.session.post(url, headers=all_headers, timeout=10, **content)
 
     def ask(self, method: str, params: Any = None, request_id: Any = None) -> dict[str, Any]:
-        """The whole JSON-RPC answer to one request."""
+        """The whole JSON-RPC response to one request."""
         self._last_id += 1
         message = {"jsonrpc": "2.0", "id": self._last_id if request_id is None else request_id, "method": method}
         response = self.post(message if params is None else {**message, "params": params})
         assert response.status_code == 200, response.text
-        answer: dict[str, Any] = response.json()
-        assert (answer["jsonrpc"], answer["id"]) == ("2.0", message["id"])
-        return answer
+        body: dict[str, Any] = response.json()
+        assert (body["jsonrpc"], body["id"]) == ("2.0", message["id"])
+        return body
 
     def call(self, tool: str, arguments: dict[str, Any] | None = None, request_id: Any = None) -> tuple[str, bool]:
         """The text of a tool's result, and whether it failed."""
-        answer = self.ask("tools/call", {"name": tool, "arguments": arguments or {}}, request_id)
-        (block,) = answer["result"]["content"]
+        body = self.ask("tools/call", {"name": tool, "arguments": arguments or {}}, request_id)
+        (block,) = body["result"]["content"]
         assert block["type"] == "text"
-        return block["text"], answer["result"]["isError"]
+        return block["text"], body["result"]["isError"]
 
     def raw(self, request: str) -> tuple[int, str]:
         """Send `request` byte for byte on a new connection. Returns the status and the whole response."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
             connection.sendall(request.replace("\n", "\r\n").encode())
-            answer = b""
-            while b"\r\n\r\n" not in answer and (part := connection.recv(65_536)):
-                answer += part
-        match = re.match(rb"HTTP/1\.1 (\d{3}) ", answer)
-        assert match, answer
-        return int(match[1]), answer.decode()
+            response = b""
+            while b"\r\n\r\n" not in response and (part := connection.recv(65_536)):
+                response += part
+        match = re.match(rb"HTTP/1\.1 (\d{3}) ", response)
+        assert match, response
+        return int(match[1]), response.decode()
 
 
 @contextlib.contextmanager
@@ -89,7 +89,7 @@ def running(folder: Path) -> Iterator[RunningMember]:
     port = free_port()
     process = spawn(folder, port)
     try:
-        while not _answers(port):
+        while not _is_listening(port):
             if process.poll() == PORT_TAKEN:
                 port = free_port()
                 process = spawn(folder, port)
@@ -102,6 +102,6 @@ def running(folder: Path) -> Iterator[RunningMember]:
         process.wait()
 
 
-def _answers(port: int) -> bool:
+def _is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0

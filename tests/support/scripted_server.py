@@ -1,4 +1,4 @@
-"""An HTTP server with a script for every answer, and clients for it."""
+"""An HTTP server with a script for every response, and clients for it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Request:
         self.sock.sendall(data)
 
     def http(self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> None:
-        named = {"Content-Type": kind, "Content-Length": str(len(body))}
-        named |= {name.replace("_", "-"): value for name, value in headers.items()}
-        head = "".join(f"{name}: {value}\r\n" for name, value in named.items())
+        all_headers = {"Content-Type": kind, "Content-Length": str(len(body))}
+        all_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
+        head = "".join(f"{name}: {value}\r\n" for name, value in all_headers.items())
         self.send(f"HTTP/1.1 {status} Whatever\r\n{head}\r\n".encode() + body)
 
     def json(self, value: Any, status: int = 200, **headers: str) -> None:
@@ -151,12 +151,12 @@ class Server:
 
     def _serve(self, sock: socket.socket, number: int) -> None:
         with sock, sock.makefile("rb") as reader, contextlib.suppress(OSError, Hangup, ValueError):
-            while first := reader.readline():
-                verb, _, rest = first.partition(b" ")
+            while first_line := reader.readline():
+                verb, _, rest = first_line.partition(b" ")
                 assert rest == self.first_line.partition(b" ")[2]
                 lines = iter(reader.readline, b"\r\n")
-                named = (line.decode("latin-1").rstrip("\r\n").partition(": ") for line in lines)
-                headers = {name: value for name, _, value in named}
+                pairs = (line.decode("latin-1").rstrip("\r\n").partition(": ") for line in lines)
+                headers = {name: value for name, _, value in pairs}
                 body = reader.read(int(headers.get("Content-Length", 0)))
                 request = Request(number, headers, body, sock, self)
                 self.requests.append(request)

@@ -19,7 +19,7 @@ from typing import Any
 
 from tests.conftest import ROOT
 
-OURS = tuple(f"{ROOT / name}/" for name in ("guildhall", "mcp_runtime", "roster"))
+OWN_FOLDERS = tuple(f"{ROOT / name}/" for name in ("guildhall", "mcp_runtime", "roster"))
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Trace:
         if event != "call" or not self.is_on or threading.current_thread().name != self.thread:
             return
         code = frame.f_code
-        if code.co_filename.startswith(OURS) and frame not in self._frames:
+        if code.co_filename.startswith(OWN_FOLDERS) and frame not in self._frames:
             self._frames.add(frame)
             if not code.co_name.startswith("<"):
                 self.steps.append((code.co_filename, code.co_qualname))
@@ -44,8 +44,8 @@ class Trace:
     def visits(self) -> list[tuple[str, list[str]]]:
         """The path as visits to files, each with the functions that were called there."""
         steps = [(file, name) for file, name in self.steps if name not in _properties(file)]
-        stays = groupby(steps, key=lambda step: step[0])
-        return [(str(Path(file).relative_to(ROOT)), [name for _, name in those]) for file, those in stays]
+        groups = groupby(steps, key=lambda step: step[0])
+        return [(str(Path(file).relative_to(ROOT)), [name for _, name in group]) for file, group in groups]
 
     @contextmanager
     def recorded(self) -> Iterator[None]:
@@ -77,5 +77,6 @@ def _properties(file: str) -> frozenset[str]:
         for owner in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8")))
         if isinstance(owner, ast.ClassDef)
         for method in owner.body
-        if isinstance(method, ast.FunctionDef) and any(ast.unparse(one) == "property" for one in method.decorator_list)
+        if isinstance(method, ast.FunctionDef)
+        and any(ast.unparse(decorator) == "property" for decorator in method.decorator_list)
     )

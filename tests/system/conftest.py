@@ -1,4 +1,4 @@
-"""Real runtimes with real members on the test database. Everything started here is ended here, by pid."""
+"""Real runtimes with real members on the test database. All processes that are started here are ended here, by pid."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def hall(transactional_db: None, tmp_path: Path) -> Iterator[Hall]:
 def shared_hall(
     django_db_setup: None, django_db_blocker: DjangoDbBlocker, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Hall]:
-    """One for all tests of a module that kill nothing of it; rows stay from one to the next.
+    """One hall for all tests of a module, which kill no part of it. Rows remain from one test to the next.
 
-    pytest-django runs the tests with a `hall` of their own first, so none of them empties the tables meanwhile.
+    pytest-django runs the tests with their own `hall` first, so none of them empties the tables in between.
     """
     with django_db_blocker.unblock():
         with hall_in(tmp_path_factory.mktemp("hall")) as hall:

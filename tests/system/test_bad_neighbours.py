@@ -1,4 +1,4 @@
-"""One bad member harms nobody: while it does its worst, the calls of another are answered as ever."""
+"""A bad member does not delay the calls of another member."""
 
 from __future__ import annotations
 
@@ -13,52 +13,51 @@ import psutil
 import pytest
 from django.db import connection, connections
 
-from roster.models import Call, GuildMember
-from roster.models import Hall as HallRow
+from roster.models import Call, GuildMember, Node
 from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, queue, wait_for_status
 from tests.support.machine import Stopwatch, take_alone
 
 pytestmark = pytest.mark.alone
 
-# Far above what they take (tens of milliseconds), and far below what they took when it went wrong (nine seconds).
+# Seconds that a call may take. Usual are tens of milliseconds. It took nine seconds before members were isolated.
 PATIENCE = 2.0
 
 
-def call_the_good_one() -> float:
-    """Seconds that a call of the other member took."""
+def time_good_call() -> float:
+    """The seconds that a call of the good member takes."""
     watch = Stopwatch()
     assert call("good", "echo", {"text": "hello"}).status == "succeeded"
     return watch.seconds
 
 
 @contextmanager
-def nobody_waits_long() -> Iterator[list[float]]:
-    """Calls to the good member all the while; none may take longer than PATIENCE."""
-    over = Event()
-    took: list[float] = []
+def calls_stay_fast() -> Iterator[list[float]]:
+    """Call the good member again and again during the block. No call may take longer than PATIENCE."""
+    end = Event()
+    durations: list[float] = []
 
-    def go_on() -> None:
+    def call_repeatedly() -> None:
         try:
-            while not over.is_set():
-                took.append(call_the_good_one())
-                over.wait(0.05)
+            while not end.is_set():
+                durations.append(time_good_call())
+                end.wait(0.05)
         finally:
             connections.close_all()
 
     with ThreadPoolExecutor(1) as threads:
-        calling = threads.submit(go_on)
+        future = threads.submit(call_repeatedly)
         try:
-            yield took
+            yield durations
         finally:
-            over.set()
-        calling.result()
-    assert took
-    assert max(took) < PATIENCE, sorted(took)[-5:]
+            end.set()
+        future.result()
+    assert durations
+    assert max(durations) < PATIENCE, sorted(durations)[-5:]
 
 
 @pytest.fixture
-def good(hall: Hall) -> Hall:
+def running_hall(hall: Hall) -> Hall:
     hall.add("good")
     hall.start(GUILD_HALL_CONCURRENCY="64", GUILD_HALL_START_CONCURRENCY="32")
     wait_for_status(hall, "good", "connected")
@@ -66,81 +65,81 @@ def good(hall: Hall) -> Hall:
     return hall
 
 
-def test_one_that_lists_thousands_of_costly_tools(good: Hall) -> None:
-    with nobody_waits_long():
-        good.add("bad", "many-tools")
-        wait_for_status(good, "bad", "connected", within=30)
+def test_a_member_with_thousands_of_costly_tools_delays_no_other_member(running_hall: Hall) -> None:
+    with calls_stay_fast():
+        running_hall.add("bad", "many-tools")
+        wait_for_status(running_hall, "bad", "connected", within=30)
     assert member("bad").tools.count() == 2000
-    assert "database is locked" not in good.output()
+    assert "database is locked" not in running_hall.output()
 
 
-def test_one_that_answers_many_calls_with_megabytes_at_once(good: Hall) -> None:
-    good.add("bad", max_concurrency=32, timeout=60)
-    wait_for_status(good, "bad", "connected")
-    with nobody_waits_long():
+def test_a_member_that_returns_megabytes_for_many_calls_delays_no_other_member(running_hall: Hall) -> None:
+    running_hall.add("bad", max_concurrency=32, timeout=60)
+    wait_for_status(running_hall, "bad", "connected")
+    with calls_stay_fast():
         calls = [queue("bad", "large") for _ in range(32)]
-        unfinished = Call.objects.filter(pk__in=[each.pk for each in calls], status__in=Call.ACTIVE)
+        unfinished = Call.objects.filter(pk__in=[row.pk for row in calls], status__in=Call.ACTIVE)
         eventually(lambda: not unfinished.exists(), within=60)
-    done = Call.objects.filter(tool_name="large").defer("result")
-    assert {(each.status, each.error_message) for each in done} == {("succeeded", "")}
+    rows = Call.objects.filter(tool_name="large").defer("result")
+    assert {(row.status, row.error_message) for row in rows} == {("succeeded", "")}
 
 
-def test_those_whose_calls_hang_leave_places_for_others(good: Hall) -> None:
+def test_members_whose_calls_hang_leave_slots_for_other_members(running_hall: Hall) -> None:
     for name in ("bad", "worse", "worst"):
-        good.add(name, max_concurrency=1000, timeout=60)
-        wait_for_status(good, name, "connected")
+        running_hall.add(name, max_concurrency=1000, timeout=60)
+        wait_for_status(running_hall, name, "connected")
     for name in ("bad", "worse", "worst"):
         for _ in range(70):
             queue(name, "sleep")
-    with nobody_waits_long() as took:
-        eventually(lambda: len(took) > 10, within=20)
+    with calls_stay_fast() as durations:
+        eventually(lambda: len(durations) > 10, within=20)
     assert Call.objects.filter(status="running", tool_name="sleep").count() >= 48
 
 
-def test_many_that_never_finish_their_handshake(good: Hall) -> None:
-    """More of them than the runtime has database connections."""
+def test_many_members_that_never_finish_their_handshake_delay_no_other_member(running_hall: Hall) -> None:
+    """There are more such members than the runtime has database connections."""
     for number in range(24):
-        good.add(f"bad-{number}", "hang-initialize", start_timeout=6)
-    with nobody_waits_long():
-        bad = GuildMember.objects.filter(name__startswith="bad")
-        eventually(lambda: bad.filter(status="starting").count() == 24, within=20)
-        beats = set()
-        while bad.filter(status="starting").exists():
-            beats.add(HallRow.objects.get().heartbeat_at)
+        running_hall.add(f"bad-{number}", "hang-initialize", start_timeout=6)
+    with calls_stay_fast():
+        members = GuildMember.objects.filter(name__startswith="bad")
+        eventually(lambda: members.filter(status="starting").count() == 24, within=20)
+        heartbeats = set()
+        while members.filter(status="starting").exists():
+            heartbeats.add(Node.objects.get().heartbeat_at)
             time.sleep(0.1)
-    ordered = sorted(beat for beat in beats if beat)
-    assert max(later - earlier for earlier, later in pairwise(ordered)).total_seconds() < 3
-    assert "heartbeat could not be written" not in good.output()
+    times = sorted(time for time in heartbeats if time)
+    assert max(later - earlier for earlier, later in pairwise(times)).total_seconds() < 3
+    assert "heartbeat could not be written" not in running_hall.output()
 
 
-def test_five_that_flood_their_output_delay_nobody_and_cost_a_tenth_of_a_core_at_most(good: Hall) -> None:
-    worker = psutil.Process(good.worker_pid)
+def test_five_members_that_flood_their_output_delay_nobody_and_use_little_cpu(running_hall: Hall) -> None:
+    worker = psutil.Process(running_hall.worker_pid)
     idle = share_of_a_core(worker)
     for number in range(5):
-        good.add(f"bad-{number}", "flood")
+        running_hall.add(f"bad-{number}", "flood")
     for number in range(5):
-        wait_for_status(good, f"bad-{number}", "connected", within=30)
+        wait_for_status(running_hall, f"bad-{number}", "connected", within=30)
     assert share_of_a_core(worker) - idle < 0.1
-    with nobody_waits_long() as took:
-        eventually(lambda: len(took) > 20, within=20)
+    with calls_stay_fast() as durations:
+        eventually(lambda: len(durations) > 20, within=20)
 
 
 def share_of_a_core(process: psutil.Process) -> float:
-    """What it uses of one, over two seconds."""
-    before, began = process.cpu_times(), time.monotonic()
+    """The share of one core that the process uses, measured over two seconds."""
+    before, start = process.cpu_times(), time.monotonic()
     time.sleep(2)
     after = process.cpu_times()
-    return (after.user + after.system - before.user - before.system) / (time.monotonic() - began)
+    return (after.user + after.system - before.user - before.system) / (time.monotonic() - start)
 
 
-def test_one_that_serves_one_at_a_time_is_not_ended_by_many_calls(good: Hall) -> None:
-    """Its queue of connections is short: what it cannot take fails or waits, and it lives."""
-    good.add("single", "single", timeout=20)
-    pid = wait_for_status(good, "single", "connected").pid
+def test_a_server_with_one_connection_at_a_time_survives_many_calls(running_hall: Hall) -> None:
+    """Its queue of connections is short. Calls that do not fit in it fail or wait, and the member keeps running."""
+    running_hall.add("single", "single", timeout=20)
+    pid = wait_for_status(running_hall, "single", "connected").pid
     calls = [queue("single", "sleep", {"seconds": 0.2}) for _ in range(30)]
-    active = Call.objects.filter(pk__in=[each.pk for each in calls], status__in=Call.ACTIVE)
+    active = Call.objects.filter(pk__in=[row.pk for row in calls], status__in=Call.ACTIVE)
     eventually(lambda: not active.exists(), within=60)
     assert (member("single").status, member("single").pid) == ("connected", pid)
-    ends = Call.objects.filter(tool_name="sleep").values_list("status", flat=True)
-    assert list(ends).count("succeeded") >= 10
+    statuses = Call.objects.filter(tool_name="sleep").values_list("status", flat=True)
+    assert list(statuses).count("succeeded") >= 10
     connection.close()

@@ -1,4 +1,4 @@
-"""The wall clock is set while the hall waits for something. What waits, waits by the monotonic clock."""
+"""The wall clock is changed while the hall waits. All waits use the monotonic clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.machine import Stopwatch
 
 pytestmark = pytest.mark.services
 
-# Python imports it before all else: the wall clock of the process is as far off as the file says, in seconds.
+# Python imports this module first. It shifts the wall clock of the process by the seconds in the file.
 SHIFTED_CLOCK = """
 import time
 from datetime import timedelta
@@ -38,7 +38,7 @@ timezone.now = lambda: real_now() + timedelta(seconds=offset())
 
 @pytest.fixture
 def set_clock(hall: Hall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the clock of the runtimes that the test starts so many seconds ahead, or back."""
+    """Sets the clock of the runtimes that the test starts ahead by so many seconds, or back."""
     offset, folder = tmp_path / "offset", tmp_path / "clock"
     folder.mkdir()
     offset.write_text("0")
@@ -48,48 +48,50 @@ def set_clock(hall: Hall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     monkeypatch.setattr(hall, "environment", lambda **more: environment(**{"PYTHONPATH": path, **more}))
 
     def set_clock(seconds: float) -> None:
-        written = offset.with_suffix(".new")
-        written.write_text(str(seconds))
-        written.rename(offset)
+        new_file = offset.with_suffix(".new")
+        new_file.write_text(str(seconds))
+        new_file.rename(offset)
 
     return set_clock
 
 
 @pytest.mark.parametrize("seconds", [-600, 600])
-def test_a_restart_that_is_due_comes_in_time_and_calls_wait_for_it_though_the_clock_is_set(
+def test_a_restart_is_in_time_and_calls_wait_for_it_after_a_clock_change(
     hall: Hall, set_clock: Callable[[float], None], seconds: float
 ) -> None:
     hall.add("one")
     hall.start()
-    up = wait_for_status(hall, "one", "connected")
+    member_row = wait_for_status(hall, "one", "connected")
     GuildMember.objects.update(restarts=1)  # so that there are two seconds to set the clock
     watch = Stopwatch()
-    os.kill(up.pid or 0, signal.SIGKILL)
+    os.kill(member_row.pid or 0, signal.SIGKILL)
     eventually(status_is("one", "error"))
     set_clock(seconds)
-    answered = call("one", "echo", {"text": "hi"})
-    assert (answered.status, answered.error_message) == ("succeeded", "")
+    call_row = call("one", "echo", {"text": "hi"})
+    assert (call_row.status, call_row.error_message) == ("succeeded", "")
     assert watch.elapsed > 1.5  # the pause after the kill
     assert watch.seconds < 8
 
 
 @pytest.mark.parametrize("seconds", [-600, 600])
-def test_the_roster_shows_when_a_member_is_tried_again_by_the_clock_that_was_set(
+def test_the_roster_shows_the_next_restart_by_the_changed_clock(
     hall: Hall, set_clock: Callable[[float], None], seconds: float
 ) -> None:
     hall.add("one", "exit=3")
     hall.start()
     wait_for_status(hall, "one", "error")
     GuildMember.objects.update(restarts=5, next_restart_at="2020-01-01T00:00Z")
-    failed = eventually(lambda: GuildMember.objects.filter(status="error", restarts=6).first())
+    failed_row = eventually(lambda: GuildMember.objects.filter(status="error", restarts=6).first())
     set_clock(seconds)
-    shown = eventually(lambda: (at := member("one").next_restart_at) != failed.next_restart_at and at)
-    assert shown - failed.next_restart_at == pytest.approx(timedelta(seconds=seconds), abs=timedelta(seconds=1))
+    restart_time = eventually(lambda: (at := member("one").next_restart_at) != failed_row.next_restart_at and at)
+    assert restart_time - failed_row.next_restart_at == pytest.approx(
+        timedelta(seconds=seconds), abs=timedelta(seconds=1)
+    )
     assert member("one").restarts == 6
 
 
 @pytest.mark.parametrize("seconds", [-600, 600])
-def test_a_call_waits_as_long_as_it_may_though_the_clock_is_set(
+def test_a_call_waits_for_its_whole_timeout_after_a_clock_change(
     hall: Hall, set_clock: Callable[[float], None], seconds: float
 ) -> None:
     hall.add("one", "hang-initialize", start_timeout=60, timeout=4)
@@ -97,11 +99,11 @@ def test_a_call_waits_as_long_as_it_may_though_the_clock_is_set(
     wait_for_status(hall, "one", "starting")
     Tool.objects.create(member=member("one"), name="echo", definition={"name": "echo", "inputSchema": {}})
     watch = Stopwatch()
-    waiting = queue("one", "echo")
+    queued_call = queue("one", "echo")
     eventually(lambda: watch.elapsed > 2)
     set_clock(seconds)
-    wait_for_call(waiting.pk, 15)
-    waiting.refresh_from_db()
-    assert (waiting.error_kind, "not connected within 4 s" in waiting.error_message) == ("unavailable", True)
+    wait_for_call(queued_call.pk, 15)
+    queued_call.refresh_from_db()
+    assert (queued_call.error_kind, "not connected within 4 s" in queued_call.error_message) == ("unavailable", True)
     assert watch.elapsed >= 4
     assert watch.seconds < 8

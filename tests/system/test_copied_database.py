@@ -1,4 +1,4 @@
-"""A copy of the database beside the running hall, as in a restore drill: the same hall by its id."""
+"""A copy of the database runs beside the hall, as in a restore drill. Both halls have the same id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.conftest import eventually
-from tests.support.hall import PATIENCE, Hall, lives
+from tests.support.hall import PATIENCE, Hall, is_live
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -24,7 +24,7 @@ GUARD = [sys.executable, "-m", "mcp_runtime.runtime.guard"]
 
 
 def copy_of(hall: Hall, folder: Path) -> Hall:
-    """The members' folder and the range of ports are the same, as in a copy of everything else."""
+    """The members folder and the port range are the same, as in a copy of all other files."""
     folder.mkdir()
     copy = Hall(folder)
     copy.members_dir.rmdir()
@@ -39,20 +39,20 @@ def copy_of(hall: Hall, folder: Path) -> Hall:
 
 
 def rows(hall: Hall) -> dict[str, tuple[str, int]]:
-    """Status and pid of each member, by name; nothing while the database is being made."""
+    """Status and pid of each member, by name. Empty while the database is being made."""
     address = f"file:{hall.data_dir}/guildhall.sqlite3?mode=ro"
     with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(address, uri=True)) as database:
-        found = database.execute("select name, status, pid from roster_guildmember")
-        return {name: (status, pid) for name, status, pid in found}
+        records = database.execute("select name, status, pid from roster_guildmember")
+        return {name: (status, pid) for name, status, pid in records}
     return {}
 
 
 def pids(hall: Hall, *, other_than: Collection[int] = ()) -> set[int]:
-    """Of all of its members, once they are connected, and none of those any more."""
+    """The pids of all members, once all are connected and none of them is in `other_than`."""
 
     def connected() -> bool:
-        found = rows(hall)
-        return set(found) == set(NAMES) and all(s == "connected" and p not in other_than for s, p in found.values())
+        members = rows(hall)
+        return set(members) == set(NAMES) and all(s == "connected" and p not in other_than for s, p in members.values())
 
     try:
         eventually(connected, within=3 * PATIENCE)
@@ -61,47 +61,47 @@ def pids(hall: Hall, *, other_than: Collection[int] = ()) -> set[int]:
     return {pid for _, pid in rows(hall).values()}
 
 
-def holder(hall: Hall) -> int:
-    """The pid in its lease."""
+def lease_pid(hall: Hall) -> int:
+    """The pid in the lease of the hall."""
     with contextlib.closing(sqlite3.connect(hall.data_dir / "guildhall.sqlite3")) as database:
-        return int(database.execute("select lease_pid from roster_hall").fetchone()[0])
+        return int(database.execute("select pid from roster_node").fetchone()[0])
 
 
 @pytest.fixture
-def copied(hall: Hall, tmp_path: Path) -> Iterator[Callable[[], Hall]]:
-    copy: list[Hall] = []
+def make_copy(hall: Hall, tmp_path: Path) -> Iterator[Callable[[], Hall]]:
+    copies: list[Hall] = []
 
     def make() -> Hall:
-        copy.append(copy_of(hall, tmp_path / "copy"))
-        return copy[0]
+        copies.append(copy_of(hall, tmp_path / "copy"))
+        return copies[0]
 
     yield make
-    for one in copy:
-        one.end()
+    for copy in copies:
+        copy.end()
 
 
-def test_a_copy_runs_beside_the_hall_and_each_ends_only_what_it_left_itself(
-    hall: Hall, copied: Callable[[], Hall]
+def test_a_copy_runs_beside_the_hall_and_each_ends_only_its_own_processes(
+    hall: Hall, make_copy: Callable[[], Hall]
 ) -> None:
     for name in NAMES:
         hall.add(name)
     assert hall.manage("prepare", env=OWN_SQLITE).returncode == 0
     guard = hall.popen(GUARD, **OWN_SQLITE)
-    ours = pids(hall)
-    left = [psutil.Process(pid) for pid in ours]
-    copy = copied()  # names our runtime as its own, with a heartbeat of a moment ago
-    beside = copy.up(**OWN_SQLITE)
-    theirs = pids(copy, other_than=ours)
-    assert pids(hall) == ours
-    assert all(map(lives, left))
+    own_pids = pids(hall)
+    processes = [psutil.Process(pid) for pid in own_pids]
+    copy = make_copy()  # its lease names the runtime of the hall, with a heartbeat of a moment ago
+    copy_process = copy.up(**OWN_SQLITE)
+    copy_pids = pids(copy, other_than=own_pids)
+    assert pids(hall) == own_pids
+    assert all(map(is_live, processes))
 
-    worker = holder(hall)
+    worker = lease_pid(hall)
     os.kill(worker, signal.SIGSTOP)
     guard.kill()
     os.kill(worker, signal.SIGKILL)
     guard.wait(PATIENCE)
     hall.popen(GUARD, **OWN_SQLITE)
-    pids(hall, other_than=ours | theirs)
-    assert not any(map(lives, left))
-    assert all(lives(psutil.Process(pid)) for pid in theirs)
-    assert beside.poll() is None
+    pids(hall, other_than=own_pids | copy_pids)
+    assert not any(map(is_live, processes))
+    assert all(is_live(psutil.Process(pid)) for pid in copy_pids)
+    assert copy_process.poll() is None

@@ -14,12 +14,12 @@ from tests.conftest import ROOT
 from tests.support.documents import PAGES, blocks
 from tests.support.hall import Hall, bring_up
 
-RUN = [page for page in PAGES if any(block.is_run for block in blocks(page))]
+PAGES_TO_RUN = [page for page in PAGES if any(block.is_run for block in blocks(page))]
 
 
 @pytest.fixture
 def checkout(hall: Hall, tmp_path: Path) -> Path:
-    """A folder with what a reader has in theirs: the commands, the members, and the data of a hall that runs."""
+    """A folder like that of a reader, with the commands, the members, and the data of a running hall."""
     for name in ("example", "notes"):
         shutil.copytree(
             ROOT / "guild-members" / name, hall.members_dir / name, ignore=shutil.ignore_patterns("notes.json")
@@ -37,10 +37,10 @@ def checkout(hall: Hall, tmp_path: Path) -> Path:
 
 
 def run_blocks(page: Path, hall: Hall, checkout: Path) -> subprocess.CompletedProcess[str]:
-    """All in one shell, in their order: a later block may use what an earlier one made."""
+    """Run all blocks in order in one shell, because a later block may use what an earlier one made."""
     script = "\n".join(block.text for block in blocks(page) if block.is_run)
-    for written, real in ((8000, hall.web_port), (8100, hall.gateway_port)):
-        script = script.replace(f"localhost:{written}", f"localhost:{real}")
+    for documented_port, port in ((8000, hall.web_port), (8100, hall.gateway_port)):
+        script = script.replace(f"localhost:{documented_port}", f"localhost:{port}")
     return subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", script],
         cwd=checkout,
@@ -52,9 +52,9 @@ def run_blocks(page: Path, hall: Hall, checkout: Path) -> subprocess.CompletedPr
 
 
 @pytest.mark.skipif(shutil.which("curl") is None and not os.environ.get("CI"), reason="no curl")
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES_TO_RUN, ids=lambda page: page.name)
 def test_the_commands_of_a_page_work_in_their_order(page: Path, hall: Hall, checkout: Path) -> None:
-    done = run_blocks(page, hall, checkout)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{hall.output()}"
-    assert '"error":{' not in done.stdout.replace(" ", "")
-    assert '"code":' not in done.stdout
+    result = run_blocks(page, hall, checkout)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}\n{hall.output()}"
+    assert '"error":{' not in result.stdout.replace(" ", "")
+    assert '"code":' not in result.stdout

@@ -1,4 +1,4 @@
-"""The members of docs/examples.md work as they are shown; only what `pip` and `npm` install comes from this machine."""
+"""The members of docs/examples.md work as shown. Only what `pip` and `npm` install comes from this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_files(section: str, folder: Path) -> None:
 
 
 def install(folder: Path) -> None:
-    """What the commands of the page install, without asking for it over the network."""
+    """Install what the commands of the page install, without the network."""
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
@@ -46,5 +46,5 @@ def test_the_member_of_the_page_starts_and_its_tool_is_called(hall: Hall, title:
     hall.start(PATH=f"{NODE.parent}:{os.environ['PATH']}")
     row = wait_for_status(hall, "greeter", "connected", within=60)
     assert (row.all_warnings, row.tools.get().description) == ([], "Say hello to somebody.")
-    done = call("greeter", "hello", {"name": "Ada"})
-    assert (done.status, done.result["content"][0]["text"]) == ("succeeded", "Hello, Ada!")
+    call_row = call("greeter", "hello", {"name": "Ada"})
+    assert (call_row.status, call_row.result["content"][0]["text"]) == ("succeeded", "Hello, Ada!")

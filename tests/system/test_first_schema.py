@@ -15,14 +15,14 @@ from django.db.migrations.loader import MigrationLoader
 from roster import first_schema
 from tests.conftest import ROOT
 
-HOW = "see roster/first_schema.py for how the file is made again"
+HINT = "see roster/first_schema.py for how the file is made again"
 
 
 def database_after(command: list[str], folder: Path) -> sqlite3.Connection:
     environment = {**os.environ, "DATABASE_URL": "", "REDIS_URL": "", "GUILD_HALL_DATA_DIR": str(folder)}
     command = [sys.executable, "manage.py", *command]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
     return sqlite3.connect(folder / "guildhall.sqlite3")
 
 
@@ -30,12 +30,12 @@ def rows(database: sqlite3.Connection, query: str) -> list[Any]:
     return sorted(database.execute(query).fetchall(), key=repr)
 
 
-def test_the_file_stands_for_the_migrations_there_are() -> None:
+def test_the_file_contains_all_migrations() -> None:
     names = set(MigrationLoader(None).disk_migrations)
-    assert first_schema.migrations_of(first_schema.FILE.read_text()) == names, HOW
+    assert first_schema.migrations_of(first_schema.FILE.read_text()) == names, HINT
 
 
-def test_an_empty_database_gets_the_very_tables_that_migrations_make(tmp_path: Path) -> None:
+def test_an_empty_database_gets_the_same_tables_as_from_migrations(tmp_path: Path) -> None:
     migrated = database_after(["migrate", "-v0"], tmp_path / "migrated")
     prepared = database_after(["prepare"], tmp_path / "prepared")
     for query in (
@@ -45,15 +45,15 @@ def test_an_empty_database_gets_the_very_tables_that_migrations_make(tmp_path: P
         "SELECT codename, p.name, app_label, model FROM auth_permission p JOIN django_content_type c"
         " ON c.id = p.content_type_id",
     ):
-        assert rows(prepared, query) == rows(migrated, query), HOW
-    # All in one moment: they come from the file.
-    moments = rows(prepared, "SELECT DISTINCT applied FROM django_migrations")
-    assert len(moments) == 1
+        assert rows(prepared, query) == rows(migrated, query), HINT
+    # All have the same time, because they come from the file.
+    times = rows(prepared, "SELECT DISTINCT applied FROM django_migrations")
+    assert len(times) == 1
     assert len(rows(migrated, "SELECT DISTINCT applied FROM django_migrations")) > 1
-    filled = {name for (name,) in rows(migrated, "SELECT name FROM sqlite_master WHERE type = 'table'")}
-    filled = {name for name in filled if migrated.execute(f'SELECT 1 FROM "{name}"').fetchone()}
-    # No migration makes rows of its own, which the file would lack.
-    assert filled == {"django_migrations", "django_content_type", "auth_permission", "sqlite_sequence"}
+    tables = {name for (name,) in rows(migrated, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables = {name for name in tables if migrated.execute(f'SELECT 1 FROM "{name}"').fetchone()}
+    # No migration makes other rows, because the file would not have them.
+    assert tables == {"django_migrations", "django_content_type", "auth_permission", "sqlite_sequence"}
 
 
 def test_a_database_that_has_some_of_its_migrations_gets_the_others(tmp_path: Path) -> None:
@@ -75,7 +75,8 @@ def test_rows_are_kept_where_tables_and_columns_change_their_names(tmp_path: Pat
     session = insert(database, "roster_agentsession", name="talk", created_by_id=user)
     insert(database, "roster_agentsession_members", agentsession_id=session, guildmember_id=member)
     insert(database, "roster_agentmessage", session_id=session, prompt="hello", door="rest", status="queued")
-    insert(database, "roster_hall", id=1, summed_until="2026-01-02 03:04:05")
+    hall = {"hall_id": "b" * 32, "summed_until": "2026-01-02 03:04:05"}
+    insert(database, "roster_hall", id=1, lease_id="a" * 32, lease_host="box", lease_pid=7, **hall)
     database.commit()
     database.close()
     database = database_after(["prepare"], tmp_path)
@@ -90,23 +91,26 @@ def test_rows_are_kept_where_tables_and_columns_change_their_names(tmp_path: Pat
     assert rows(database, "SELECT agent_id, guildmember_id FROM roster_agent_members") == [(session, member)]
     assert rows(database, "SELECT agent_id, prompt FROM roster_agentmessage") == [(session, "hello")]
     assert rows(database, "SELECT rolled_up_until FROM roster_hall") == [("2026-01-02 03:04:05",)]
+    assert rows(database, "SELECT name, lease_id, host, pid FROM roster_node") == [("main", "a" * 32, "box", 7)]
 
 
 def insert(database: sqlite3.Connection, table: str, **values: Any) -> int:
-    """Its id. Columns that must not be null get a value that any of them takes."""
+    """Insert a row and return its id. Columns that must not be null get a value that fits every type."""
     for _, name, _, is_needed, default, is_key in database.execute(f"PRAGMA table_info({table})"):
         if is_needed and default is None and not is_key:
-            values.setdefault(name, "0")  # JSON as well
-    names, places = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
-    return int(database.execute(f"INSERT INTO {table} ({names}) VALUES ({places})", [*values.values()]).lastrowid or 0)
+            values.setdefault(name, "0")  # valid JSON too
+    names, placeholders = ", ".join(f'"{name}"' for name in values), ", ".join("?" * len(values))
+    return int(
+        database.execute(f"INSERT INTO {table} ({names}) VALUES ({placeholders})", [*values.values()]).lastrowid or 0
+    )
 
 
-@pytest.mark.parametrize("spoilt", ["a migration is missing", "a statement fails"])
-def test_a_file_that_does_not_fit_is_left_alone_and_migrations_do_it(tmp_path: Path, spoilt: str) -> None:
+@pytest.mark.parametrize("damage", ["a migration is missing", "a statement fails"])
+def test_a_file_that_does_not_match_is_ignored_and_migrations_make_the_tables(tmp_path: Path, damage: str) -> None:
     script = first_schema.FILE.read_text()
-    known = sorted(line for line in script.splitlines() if line.startswith("-- has: "))
+    header_lines = sorted(line for line in script.splitlines() if line.startswith("-- has: "))
     (tmp_path / "spoilt.sql").write_text(
-        script.replace(known[0], "") if "missing" in spoilt else script + "CREATE TABLE auth_user (id);\n"
+        script.replace(header_lines[0], "") if "missing" in damage else script + "CREATE TABLE auth_user (id);\n"
     )
     code = (
         "from pathlib import Path; from roster import first_schema; from django.core.management import call_command\n"

@@ -1,4 +1,4 @@
-"""A full disk: calls are refused in words, what was accepted ends, and all goes on by itself when there is space."""
+"""A full disk: new calls are refused, accepted calls end, and the hall continues when there is space again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.storm.surroundings import Disk
 from tests.support.hall import PATIENCE, Hall, command_of, family, roster, wait_for_end_of, wait_for_web
 from tests.support.machine import Stopwatch, take_alone
 
-WAITS = "the start waits until it can be used"
+WAITING_TEXT = "the start waits until it can be used"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def disk(hall: Hall) -> Iterator[Disk]:
 
 
 class Client:
-    """Of a hall with the member `anna`, whose database is on the disk."""
+    """A client of REST at a hall with the member `anna`. The database of the hall is on the full disk."""
 
     def __init__(self, hall: Hall) -> None:
         hall.add("anna")
@@ -50,14 +50,14 @@ class Client:
         return str(self._ask("GET", f"calls/{pk}").json()["status"])
 
     def call_until_refused(self) -> list[int]:
-        """The calls that were accepted before."""
-        accepted = []
+        """Call until a call is refused. Returns the ids of the calls that were accepted."""
+        call_ids = []
         for _ in range(400):
-            answer = self.call("echo", {"text": "x" * 100_000})
-            if answer.status_code == 503:
-                assert answer.json()["code"] == "database_unavailable"
-                return accepted
-            accepted.append(answer.json()["id"])
+            response = self.call("echo", {"text": "x" * 100_000})
+            if response.status_code == 503:
+                assert response.json()["code"] == "database_unavailable"
+                return call_ids
+            call_ids.append(response.json()["id"])
         pytest.fail("the disk is full, and all calls were accepted")
 
     def _ask(self, verb: str, path: str, body: Any = None) -> requests.Response:
@@ -65,36 +65,36 @@ class Client:
         return requests.request(verb, f"{self._hall.url}/api/{path}/", json=body, headers=headers, timeout=40)
 
 
-def test_a_full_disk_refuses_calls_in_words_and_loses_none_that_was_accepted(hall: Hall, disk: Disk) -> None:
+def test_a_full_disk_refuses_new_calls_and_loses_no_accepted_call(hall: Hall, disk: Disk) -> None:
     client = Client(hall)
-    under_way = client.call("sleep", {"seconds": 2}).json()["id"]
+    running_id = client.call("sleep", {"seconds": 2}).json()["id"]
     disk.fill()
-    accepted = [under_way, *client.call_until_refused()]
+    call_ids = [running_id, *client.call_until_refused()]
     assert client.roster() == {"anna": "connected"}
     disk.empty()
-    for pk in accepted:
+    for pk in call_ids:
         eventually(lambda pk=pk: client.status(pk) == "succeeded", within=PATIENCE, what=f"call {pk} ends")  # type: ignore[misc]
     eventually(lambda: client.call("echo", {"text": "again"}).status_code == 202, what="calls are accepted again")
     assert "Traceback" not in hall.output()
 
 
-def without_space(hall: Hall, disk: Disk, number: signal.Signals) -> Client:
-    """Its runtime was ended by that signal while the disk is full, and the next one waits."""
+def restart_without_space(hall: Hall, disk: Disk, signal_number: signal.Signals) -> Client:
+    """End the runtime with a signal while the disk is full, and wait until the next runtime waits for space."""
     client = Client(hall)
     disk.fill()
     client.call_until_refused()
     next(part for part in family(client.up) if command_of(part).endswith("mcp_runtime.runtime.worker")).send_signal(
-        number
+        signal_number
     )
-    eventually(lambda: WAITS in hall.output(), within=PATIENCE, what="the runtime waits")
+    eventually(lambda: WAITING_TEXT in hall.output(), within=PATIENCE, what="the runtime waits")
     return client
 
 
-def test_a_runtime_that_was_killed_on_a_full_disk_waits_for_space_and_says_so_once(hall: Hall, disk: Disk) -> None:
-    client = without_space(hall, disk, signal.SIGKILL)
+def test_a_runtime_killed_on_a_full_disk_waits_for_space_with_one_warning(hall: Hall, disk: Disk) -> None:
+    client = restart_without_space(hall, disk, signal.SIGKILL)
     watch = Stopwatch()
-    eventually(lambda: watch.elapsed > 6)  # some tries
-    assert hall.output().count(WAITS) == 1
+    eventually(lambda: watch.elapsed > 6)  # several tries
+    assert hall.output().count(WAITING_TEXT) == 1
     assert hall.output().count("starting it again") == 1
     assert client.roster() == {"anna": "disconnected"}
     disk.empty()
@@ -104,8 +104,8 @@ def test_a_runtime_that_was_killed_on_a_full_disk_waits_for_space_and_says_so_on
 
 
 @pytest.mark.alone
-def test_a_hall_whose_runtime_waits_for_space_ends_when_it_is_asked(hall: Hall, disk: Disk) -> None:
-    client = without_space(hall, disk, signal.SIGTERM)
+def test_a_hall_whose_runtime_waits_for_space_ends_on_sigterm(hall: Hall, disk: Disk) -> None:
+    client = restart_without_space(hall, disk, signal.SIGTERM)
     processes = family(client.up)
     take_alone()
     client.up.terminate()

@@ -1,4 +1,4 @@
-"""A real hall among hostile members: what they list, where their files lie, what they write to the operator."""
+"""A real hall with hostile members: their schemas, their files, and their output on the console."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def add_stage(hall: Hall, name: str, stage: dict[str, Any], **manifest: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def up(shared_hall: Hall) -> Hall:
+def running_hall(shared_hall: Hall) -> Hall:
     shared_hall.add("one")
     bring_up(shared_hall, "one")
     return shared_hall
 
 
-def invoke(hall: Hall, token: str, member: str, tool: str, arguments: dict[str, Any]) -> requests.Response:
+def call_tool(hall: Hall, token: str, member: str, tool: str, arguments: dict[str, Any]) -> requests.Response:
     return requests.post(
         f"{hall.url}/api/members/{member}/tools/{tool}/invoke/",
         json={"arguments": arguments},
@@ -45,47 +45,47 @@ def invoke(hall: Hall, token: str, member: str, tool: str, arguments: dict[str, 
     )
 
 
-def recorded(name: str) -> Call:
+def find_call(name: str) -> Call:
     """The one call of the member through the gateway."""
     calls = Call.objects.filter(source="gateway", member__name=name)
     eventually(calls.exists, within=PATIENCE)
     return calls.get()
 
 
-def test_a_call_of_a_hostile_tool_takes_no_time_and_leaves_no_secret_behind(up: Hall) -> None:
+def test_a_call_of_a_hostile_tool_is_fast_and_stores_no_secret(running_hall: Hall) -> None:
     patterns = {f"^x{number}.*[a-z]+{number}$": SECRET for number in range(4000)}
     tools = [{"name": "costly", "inputSchema": {"type": "object", "patternProperties": patterns}}]
-    add_stage(up, "costly", {"tools": tools, "answers": {"costly": {"result": {"content": []}}}})
-    wait_for_status(up, "costly", "connected", within=PATIENCE)
+    add_stage(running_hall, "costly", {"tools": tools, "answers": {"costly": {"result": {"content": []}}}})
+    wait_for_status(running_hall, "costly", "connected", within=PATIENCE)
     token = make_token()
     arguments = {f"key{number}": "hunter2" for number in range(20_000)}
 
     watch = Stopwatch()
-    answer = invoke(up, token, "costly", "costly", arguments)
+    response = call_tool(running_hall, token, "costly", "costly", arguments)
     seconds = watch.seconds
 
-    assert answer.status_code == 200, answer.text[:300]
-    assert set(answer.json()["arguments"].values()) == {secrets.MASK}
-    # More than 20 s before there was a budget, all of it in a thread of the web.
+    assert response.status_code == 200, response.text[:300]
+    assert set(response.json()["arguments"].values()) == {secrets.MASK}
+    # It took more than 20 s in a thread of the web before there was a budget.
     assert seconds < 5.0
 
-    agent = GatewayClient(up, token, "/mcp/costly").begin()
+    agent = GatewayClient(running_hall, token, "/mcp/costly").begin()
     assert "result" in agent.ask("tools/call", name="costly", arguments={**arguments, "x1a1": "hunter2"})
-    assert "hunter2" not in json.dumps(recorded("costly").arguments)
+    assert "hunter2" not in json.dumps(find_call("costly").arguments)
 
 
-def test_secrets_of_a_tool_with_a_broken_schema_are_masked_in_calls_through_the_gateway_too(up: Hall) -> None:
+def test_secrets_of_a_tool_with_a_broken_schema_are_masked_through_the_gateway(running_hall: Hall) -> None:
     schema = {"type": "object", "properties": {"pw": SECRET, "n": {"type": "nonsense"}}}
-    add_stage(up, "broken", {"tools": [{"name": "login", "inputSchema": schema}]})
-    wait_for_status(up, "broken", "connected", within=PATIENCE)
+    add_stage(running_hall, "broken", {"tools": [{"name": "login", "inputSchema": schema}]})
+    wait_for_status(running_hall, "broken", "connected", within=PATIENCE)
 
-    agent = GatewayClient(up, make_token(), "/mcp/broken").begin()
+    agent = GatewayClient(running_hall, make_token(), "/mcp/broken").begin()
     assert "result" in agent.ask("tools/call", name="login", arguments={"pw": "hunter2"})
 
-    assert recorded("broken").arguments == {"pw": secrets.MASK}
+    assert find_call("broken").arguments == {"pw": secrets.MASK}
 
 
-def test_no_reference_of_a_schema_is_fetched(up: Hall) -> None:
+def test_no_reference_of_a_schema_is_fetched(running_hall: Hall) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         address = f"http://127.0.0.1:{listener.getsockname()[1]}/schema.json"
@@ -96,13 +96,13 @@ def test_no_reference_of_a_schema_is_fetched(up: Hall) -> None:
         ]
         tools.append({"name": "root", "inputSchema": {"$schema": address, "$id": address, "$ref": "other.json"}})
         tools.append({"name": "local", "inputSchema": {"properties": {"a": {"$ref": keywords["file"]}}}})
-        add_stage(up, "refers", {"tools": tools})
-        wait_for_status(up, "refers", "connected", within=PATIENCE)
+        add_stage(running_hall, "refers", {"tools": tools})
+        wait_for_status(running_hall, "refers", "connected", within=PATIENCE)
         token = make_token()
-        agent = GatewayClient(up, token, "/mcp/refers").begin()
+        agent = GatewayClient(running_hall, token, "/mcp/refers").begin()
 
         for tool in tools:
-            assert invoke(up, token, "refers", tool["name"], {"a": "b"}).status_code < 500
+            assert call_tool(running_hall, token, "refers", tool["name"], {"a": "b"}).status_code < 500
             agent.ask("tools/call", name=tool["name"], arguments={"a": "b"})
 
         with pytest.raises(BlockingIOError):
@@ -113,7 +113,7 @@ def test_no_reference_of_a_schema_is_fetched(up: Hall) -> None:
 # The data folder --------------------------------------------------------------------------------------------------
 
 
-def test_what_a_running_hall_writes_is_private_and_its_members_keep_the_users_umask(hall: Hall) -> None:
+def test_files_of_the_hall_are_private_and_members_keep_the_users_umask(hall: Hall) -> None:
     folder = hall.add("one")
     (folder / "server.py").write_text(
         "import os\nopen('made', 'w').close()\nopen('umask', 'w').write(f'{os.umask(0):03o}')\n"
@@ -121,19 +121,19 @@ def test_what_a_running_hall_writes_is_private_and_its_members_keep_the_users_um
     )
     shutil.copytree(folder, hall.members_dir / "two")
     manifest = json.loads((folder / "guild-member.json").read_text())
-    launched = {
+    stdio_values = {
         "name": "two",
         "transport": "stdio",
         "args": ["-c", "import os; open('umask', 'w').write('%03o' % os.umask(0))"],
     }
-    (hall.members_dir / "two" / "guild-member.json").write_text(json.dumps({**manifest, **launched}))
+    (hall.members_dir / "two" / "guild-member.json").write_text(json.dumps({**manifest, **stdio_values}))
     hall.data_dir.mkdir()
     hall.data_dir.chmod(0o755)
     database = {"DATABASE_URL": "", "REDIS_URL": ""}
     hall.up(umask=0o027, **database)
-    told = [hall.members_dir / name / "umask" for name in ("one", "two")]
+    files = [hall.members_dir / name / "umask" for name in ("one", "two")]
     eventually(
-        lambda: all(file.exists() and len(file.read_text()) == 3 for file in told),
+        lambda: all(file.exists() and len(file.read_text()) == 3 for file in files),
         within=PATIENCE,
         what="the members start",
     )
@@ -144,14 +144,14 @@ def test_what_a_running_hall_writes_is_private_and_its_members_keep_the_users_um
     paths = [hall.data_dir, *hall.data_dir.rglob("*")]
     assert {"guildhall.sqlite3", "guildhall.sqlite3-wal", "logs", "one.log", "local-token"} <= {p.name for p in paths}
     assert [path for path in paths if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077] == []
-    assert [file.read_text() for file in told] == ["027", "027"]
+    assert [file.read_text() for file in files] == ["027", "027"]
     assert stat.S_IMODE((folder / "made").stat().st_mode) == 0o640
 
 
 # Manifests --------------------------------------------------------------------------------------------------------
 
 
-def test_a_hall_sends_none_of_its_own_secrets_and_follows_no_link_out_of_the_members_folder(hall: Hall) -> None:
+def test_a_hall_sends_no_own_secrets_and_follows_no_links_out_of_the_folder(hall: Hall) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.setblocking(False)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
@@ -210,45 +210,47 @@ def test_no_member_forges_a_line_of_the_console_or_moves_its_cursor(hall: Hall) 
     for name in ("refuses", "noise"):
         wait_for_status(hall, name, "error")
     token = make_token()
-    assert EVIL in invoke(hall, token, "stage", "say", {}).json()["result"]["content"][0]["text"]
+    assert EVIL in call_tool(hall, token, "stage", "say", {}).json()["result"]["content"][0]["text"]
     requests.get(f"{hall.url}/api/%1b[2J%0d%0a12:00:01", headers={"Authorization": f"Bearer {token}"}, timeout=PATIENCE)
 
-    said = [
+    texts = [
         hall.output(),
         *(hall.manage(*words).stdout for words in (["roster"], ["check_members"], ["logs", "noise"])),
     ]
     assert "did not respond with HTTP" in member("noise").error
-    for text in said:
+    for text in texts:
         assert FORGED not in text.splitlines()
         assert [char for char in text if not char.isprintable() and char != "\n"] == []
-    assert all(re.match(r"\d\d:\d\d:\d\d [\w.-]+ +\| ", line) for line in said[0].splitlines())
-    # Its own line breaks come with its own name in front.
-    assert not [line for line in said[0].splitlines() if " runtime " in line and line.endswith("'good' is connected")]
+    assert all(re.match(r"\d\d:\d\d:\d\d [\w.-]+ +\| ", line) for line in texts[0].splitlines())
+    # Each line of the member begins with the name of the member.
+    assert not [line for line in texts[0].splitlines() if " runtime " in line and line.endswith("'good' is connected")]
 
-    piped = hall.manage("invoke", "stage", "say")
-    assert piped.stdout == f"{EVIL}\n".replace("\r\n", "\n")  # text mode of the test's own pipe
+    result = hall.manage("invoke", "stage", "say")
+    assert result.stdout == f"{EVIL}\n".replace("\r\n", "\n")  # the pipe of this test is in text mode
 
 
-# What SECURITY.md says of strangers -------------------------------------------------------------------------------
+# What SECURITY.md says about access -------------------------------------------------------------------------------
 
 WEB_PATHS = ["/", "/admin/", "/admin/login/", "/api/", "/api/docs/", "/api/schema/", "/api/roster/", "/api/nowhere/"]
 WEB_PATHS += ["/healthz", "/readyz", "/metrics", "/static/roster/admin.css", "/nowhere", "//", "/admin/%2e%2e/api/"]
 
 
-def test_a_foreign_host_and_a_foreign_origin_get_403_on_every_path(up: Hall) -> None:
-    gateway = f"http://127.0.0.1:{up.gateway_port}"
-    addresses = [f"{up.url}{path}" for path in WEB_PATHS] + [f"{gateway}{path}" for path in ("/mcp", "/mcp/one")]
+def test_a_foreign_host_and_a_foreign_origin_get_403_on_every_path(running_hall: Hall) -> None:
+    gateway = f"http://127.0.0.1:{running_hall.gateway_port}"
+    addresses = [f"{running_hall.url}{path}" for path in WEB_PATHS] + [
+        f"{gateway}{path}" for path in ("/mcp", "/mcp/one")
+    ]
     token = {"Authorization": f"Bearer {make_token()}"}
     for address in addresses:
         for method in ("GET", "POST", "OPTIONS"):
             for foreign in ({"Host": "evil.example"}, {"Host": "localhost.evil.example"}, {"Host": "127.0.0.1:0"},
                             {"Origin": "http://evil.example"}, {"Origin": "null"}):  # fmt: skip
-                for also in ({}, token):
-                    answer = requests.request(method, address, headers={**foreign, **also}, timeout=PATIENCE)
-                    assert answer.status_code == 403, (method, address, foreign, answer.status_code)
+                for extra_headers in ({}, token):
+                    response = requests.request(method, address, headers={**foreign, **extra_headers}, timeout=PATIENCE)
+                    assert response.status_code == 403, (method, address, foreign, response.status_code)
 
 
-def test_a_stranger_is_shown_nothing_of_the_api_and_the_database_holds_no_token(up: Hall) -> None:
+def test_the_api_needs_a_login_and_the_database_contains_no_token(running_hall: Hall) -> None:
     token = make_token()
     for path in (
         "",
@@ -261,8 +263,8 @@ def test_a_stranger_is_shown_nothing_of_the_api_and_the_database_holds_no_token(
         "docs/",
         "nowhere/",
     ):
-        answer = requests.get(f"{up.url}/api/{path}", timeout=PATIENCE, allow_redirects=False)
-        assert answer.status_code in (302, 401), path
-        assert "one" not in re.findall(r"\w+", answer.text)
+        response = requests.get(f"{running_hall.url}/api/{path}", timeout=PATIENCE, allow_redirects=False)
+        assert response.status_code in (302, 401), path
+        assert "one" not in re.findall(r"\w+", response.text)
     assert Token.objects.filter(digest=hashlib.sha256(token.encode()).hexdigest()).exists()
     assert token not in json.dumps(list(Token.objects.values()), default=str)

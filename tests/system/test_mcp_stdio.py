@@ -1,4 +1,4 @@
-"""The command that agents start, on stdin and stdout, with clients nobody here wrote on the other end."""
+"""The command that agents start: MCP on stdin and stdout, with a client of another author and with raw messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mcp import types
 
 from roster.models import Call, Token, Tool
 from tests.conftest import ROOT, eventually
-from tests.support.agents import META, MODERN, on_the_roster
+from tests.support.agents import META, MODERN, wait_for_roster
 from tests.support.hall import PATIENCE, Hall, member, wait_for_status
 from tests.support.machine import take_alone
 from tests.support.real_servers import python
@@ -31,7 +31,7 @@ ARGV = [sys.executable, "manage.py", "mcp_stdio"]
 
 
 class Peer:
-    """The program, spoken to line by line."""
+    """The program, as a process that gets its messages line by line."""
 
     def __init__(self, hall: Hall, *options: str) -> None:
         with hall.log.open("ab") as log:
@@ -61,11 +61,11 @@ class Peer:
     def next(self) -> Any:
         return self.lines.get(timeout=PATIENCE)
 
-    def until(self, **wanted: Any) -> Any:
-        """The next message that has these members."""
+    def until(self, **values: Any) -> Any:
+        """The next message that has these values."""
         while True:
             message = self.next()
-            if isinstance(message, dict) and wanted.items() <= message.items():
+            if isinstance(message, dict) and values.items() <= message.items():
                 return message
 
     def request(self, method: str, request_id: Any = 1, **params: Any) -> None:
@@ -82,15 +82,15 @@ class Peer:
         return self.ask("tools/call", request_id, name=tool, arguments=arguments)
 
     def text(self, tool: str, **arguments: Any) -> str:
-        answer = self.call(tool, **arguments)
-        assert "result" in answer, answer
-        return str(answer["result"]["content"][0]["text"])
+        response = self.call(tool, **arguments)
+        assert "result" in response, response
+        return str(response["result"]["content"][0]["text"])
 
     def begin(self, version: str = "2025-06-18", **capabilities: Any) -> Any:
         client = {"name": "peer", "version": "1"}
-        answer = self.ask("initialize", protocolVersion=version, capabilities=capabilities, clientInfo=client)
+        response = self.ask("initialize", protocolVersion=version, capabilities=capabilities, clientInfo=client)
         self.notify("notifications/initialized")
-        return answer
+        return response
 
     def end(self) -> int:
         assert self.process.stdin
@@ -108,10 +108,10 @@ class Peer:
 
 @pytest.fixture
 def peers(hall: Hall) -> Iterator[list[Peer]]:
-    """Those that a test started; they end with it."""
-    started: list[Peer] = []
-    yield started
-    for peer in started:
+    """The peers that a test started. They end with the test."""
+    running_peers: list[Peer] = []
+    yield running_peers
+    for peer in running_peers:
         peer.process.kill()
         peer.close()
 
@@ -120,7 +120,7 @@ def peers(hall: Hall) -> Iterator[list[Peer]]:
 def peer(hall: Hall, peers: list[Peer]) -> Peer:
     hall.add("one")
     hall.start()
-    on_the_roster(hall, "one")
+    wait_for_roster(hall, "one")
     peers.append(Peer(hall))
     return peers[0]
 
@@ -145,86 +145,90 @@ def restart_runtime(hall: Hall) -> None:
 
 
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-def test_the_official_client_uses_all_that_a_member_offers(hall: Hall, mode: str) -> None:
+def test_the_official_client_uses_all_features_of_a_member(hall: Hall, mode: str) -> None:
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
     hall.add("full", **python("full_server.py"))
     hall.add("one")
     hall.start()
-    agent = on_the_roster(hall, "full", "one")
+    agent = wait_for_roster(hall, "full", "one")
     eventually(lambda: agent.ask("resources/list").get("result", {}).get("resources"))
-    asked: list[str] = []
+    questions: list[str] = []
     progress: list[Any] = []
 
     async def ask_person(context: Any, params: Any) -> types.ElicitResult:
-        asked.append(params.message)
+        questions.append(params.message)
         return types.ElicitResult(action="accept", content={"color": "blue"})
 
     async def ask_model(context: Any, params: Any) -> types.CreateMessageResult:
-        said = types.TextContent(type="text", text="hi")
-        return types.CreateMessageResult(role="assistant", content=said, model="none")
+        content = types.TextContent(type="text", text="hi")
+        return types.CreateMessageResult(role="assistant", content=content, model="none")
 
-    async def progressed(value: float, total: float | None, message: str | None) -> None:
+    async def on_progress(value: float, total: float | None, message: str | None) -> None:
         progress.append(value)
 
-    async def talk() -> None:
+    async def use_client() -> None:
         server = StdioServerParameters(command=ARGV[0], args=ARGV[1:], cwd=ROOT, env=hall.environment())
         handlers = {"elicitation_callback": ask_person, "sampling_callback": ask_model}
         async with Client(stdio_client(server), mode=mode, **handlers) as client:
             names = {tool.name for tool in (await client.list_tools()).tools}
             assert {"one__echo", "full__say", "full__ask_person"} < names
-            several = [client.call_tool("one__echo", {"text": f"grüß dich {number}"}) for number in range(8)]
-            said = [result.content[0].text for result in await asyncio.gather(*several)]
-            assert said == [f"grüß dich {number}" for number in range(8)]
+            calls = [client.call_tool("one__echo", {"text": f"grüß dich {number}"}) for number in range(8)]
+            texts = [result.content[0].text for result in await asyncio.gather(*calls)]
+            assert texts == [f"grüß dich {number}" for number in range(8)]
             (prompt,) = (await client.list_prompts()).prompts
-            got = await client.get_prompt(prompt.name, {"name": "Ada"})
-            assert got.messages[0].content.text == "Greet Ada."
+            prompt_result = await client.get_prompt(prompt.name, {"name": "Ada"})
+            assert prompt_result.messages[0].content.text == "Greet Ada."
             (resource,) = (await client.list_resources()).resources
             assert (await client.read_resource(resource.uri)).contents[0].text == "first"
             if mode == "legacy":  # the member asks in sessions alone
                 assert (await client.call_tool("full__ask_person", {})).content[0].text == "accept: blue"
                 model = await client.call_tool("full__ask_model", {})
                 assert model.content[0].text == "the model said hi"
-            running = asyncio.create_task(client.call_tool("one__progress", {}, progress_callback=progressed))
+            task = asyncio.create_task(client.call_tool("one__progress", {}, progress_callback=on_progress))
             while not progress:
                 await asyncio.sleep(0.02)
-            running.cancel()
+            task.cancel()
             while not await asyncio.to_thread(is_cancelled_at, hall, "one"):
                 await asyncio.sleep(0.02)
 
-    asyncio.run(asyncio.wait_for(talk(), 60))
-    assert asked == ["Which color?"] * (mode == "legacy")
+    asyncio.run(asyncio.wait_for(use_client(), 60))
+    assert questions == ["Which color?"] * (mode == "legacy")
     eventually(lambda: Call.objects.filter(tool_name="echo", status="succeeded", source="gateway").count() == 8)
     eventually(lambda: not tokens())
 
 
-def test_a_connection_goes_on_when_the_runtime_was_killed_and_another_one_is_there(peer: Peer, hall: Hall) -> None:
+def test_a_connection_continues_after_the_runtime_was_killed_and_replaced(peer: Peer, hall: Hall) -> None:
     peer.begin()
     assert peer.text("one__echo", text="before") == "before"
     peer.request("subscriptions/listen", "ears", notifications={"toolsListChanged": True}, _meta=meta())
     assert peer.until(method="notifications/subscriptions/acknowledged")
-    session = tokens()[0].pk
+    token_id = tokens()[0].pk
     restart_runtime(hall)
-    # One for the session, and one for what listens without.
-    changed = [peer.until(method="notifications/tools/list_changed") for _ in range(2)]
-    tagged = [each["params"]["_meta"][f"{META}subscriptionId"] for each in changed if each.get("params")]
-    assert tagged == ["ears"]
+    # One notification for the session, and one for the subscription without a session.
+    notifications = [peer.until(method="notifications/tools/list_changed") for _ in range(2)]
+    subscription_ids = [
+        notification["params"]["_meta"][f"{META}subscriptionId"]
+        for notification in notifications
+        if notification.get("params")
+    ]
+    assert subscription_ids == ["ears"]
     assert peer.text("one__echo", text="after") == "after"
-    assert [token.pk for token in tokens()] == [session]
+    assert [token.pk for token in tokens()] == [token_id]
 
 
 def meta(**more: Any) -> dict[str, Any]:
     return {f"{META}protocolVersion": MODERN, f"{META}clientCapabilities": {}, **more}
 
 
-# Word for word ----------------------------------------------------------------------------------------------------
+# Raw messages -----------------------------------------------------------------------------------------------------
 
 
-def test_what_comes_is_answered_by_the_book_and_what_goes_wrong_is_told_as_what_it_is(peer: Peer, hall: Hall) -> None:
+def test_messages_get_responses_by_the_rules_and_failures_get_the_right_errors(peer: Peer, hall: Hall) -> None:
     hall.add("late", tool_timeouts={"sleep": 1})
-    on_the_roster(hall, "late")
-    # JSON-RPC, before any conversation
+    wait_for_roster(hall, "late")
+    # JSON-RPC, before any session
     peer.send("this is not JSON")
     assert peer.next()["error"]["code"] == -32700
     peer.send('{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "' + "y" * 5_000_000 + '"}}')
@@ -232,9 +236,13 @@ def test_what_comes_is_answered_by_the_book_and_what_goes_wrong_is_told_as_what_
     assert peer.ask("ping", "still there") == {"jsonrpc": "2.0", "id": "still there", "result": {}}
     assert "send initialize first" in peer.ask("tools/list")["error"]["message"]
     # versions
-    for asked, answered in [("2024-11-05", "2024-11-05"), ("2099-01-01", "2025-11-25"), ("2025-06-18", "2025-06-18")]:
-        assert peer.begin(asked)["result"]["protocolVersion"] == answered
-    # a batch, in its order, however long each part takes
+    for requested_version, version in [
+        ("2024-11-05", "2024-11-05"),
+        ("2099-01-01", "2025-11-25"),
+        ("2025-06-18", "2025-06-18"),
+    ]:
+        assert peer.begin(requested_version)["result"]["protocolVersion"] == version
+    # a batch, whose responses have the order of its requests
     echo = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "one__echo", "arguments": {"text": "x"}}}
     ping = {"jsonrpc": "2.0", "method": "ping"}
     peer.send([{**echo, "id": 1}, ping, {**ping, "id": "two"}, {"jsonrpc": "2.0", "method": "nowhere", "id": 3}, 7])
@@ -243,7 +251,7 @@ def test_what_comes_is_answered_by_the_book_and_what_goes_wrong_is_told_as_what_
     assert (second["id"], second["result"]) == ("two", {})
     assert (third["id"], third["error"]["code"]) == (3, -32601)
     assert (fourth["id"], fourth["error"]["code"]) == (None, -32600)
-    # a cancelled call is cancelled at the member, and not answered; others go on meanwhile
+    # a cancelled call is cancelled at the member and gets no response, and other calls continue
     peer.request("tools/call", "long", name="one__progress", arguments={}, _meta={"progressToken": "p"})
     assert peer.until(method="notifications/progress")["params"]["progressToken"] == "p"
     assert peer.text("one__echo", text="meanwhile") == "meanwhile"
@@ -251,28 +259,28 @@ def test_what_comes_is_answered_by_the_book_and_what_goes_wrong_is_told_as_what_
     eventually(lambda: is_cancelled_at(hall, "one"))
     assert peer.ask("ping", "after") == {"jsonrpc": "2.0", "id": "after", "result": {}}
     # failures
-    failed = peer.call("one__fail")["result"]
-    assert (failed["isError"], failed["content"][0]["text"]) == (True, "it went wrong")
-    refused = peer.call("one__refuse")["error"]
-    assert refused["code"] == -32602
-    late = peer.call("late__sleep")["error"]
-    assert (late["code"], late["data"]) == (-32603, {"member": "late", "kind": "timeout"})
+    result = peer.call("one__fail")["result"]
+    assert (result["isError"], result["content"][0]["text"]) == (True, "it went wrong")
+    error = peer.call("one__refuse")["error"]
+    assert error["code"] == -32602
+    timeout_error = peer.call("late__sleep")["error"]
+    assert (timeout_error["code"], timeout_error["data"]) == (-32603, {"member": "late", "kind": "timeout"})
     assert peer.call("nobody__echo")["error"]["code"] == -32602
     # the roster changes
     Tool.objects.filter(name="echo").update(enabled=False)
     assert peer.until(method="notifications/tools/list_changed")
     assert "one__echo" not in [tool["name"] for tool in peer.ask("tools/list")["result"]["tools"]]
     assert peer.end() == 0
-    assert not [line for line in iter_of(peer.lines) if line.get("id") == "long"]
+    assert not [line for line in drain(peer.lines) if line.get("id") == "long"]
 
 
-def iter_of(lines: queue.Queue[Any]) -> Iterator[Any]:
+def drain(lines: queue.Queue[Any]) -> Iterator[Any]:
     with contextlib.suppress(queue.Empty):
         while True:
             yield lines.get_nowait()
 
 
-def test_a_user_has_what_the_user_may_and_one_member_its_own_names(peer: Peer, hall: Hall, peers: list[Peer]) -> None:
+def test_the_options_user_and_member_select_the_tools(peer: Peer, hall: Hall, peers: list[Peer]) -> None:
     bob = User.objects.create_user("bob")
     peers.append(Peer(hall, "--user", "bob"))
     assert "roster.invoke_tool" in peers[-1].begin()["error"]["message"]
@@ -296,42 +304,44 @@ def test_a_user_has_what_the_user_may_and_one_member_its_own_names(peer: Peer, h
 
 @pytest.mark.alone
 @pytest.mark.parametrize("how", ["end of input", "SIGTERM", "SIGINT"])
-def test_it_ends_within_two_seconds_cancels_its_calls_and_leaves_no_token(peer: Peer, hall: Hall, how: str) -> None:
+def test_the_command_ends_within_two_seconds_cancels_its_calls_and_leaves_no_token(
+    peer: Peer, hall: Hall, how: str
+) -> None:
     peer.begin()
     for number in range(3):
         peer.request("tools/call", number, name="one__progress", arguments={}, _meta={"progressToken": number})
         while peer.until(method="notifications/progress")["params"]["progressToken"] != number:
             pass
     take_alone()
-    began = time.monotonic()
+    start = time.monotonic()
     if how == "end of input":
         assert peer.end() == 0
     else:
         peer.process.send_signal(getattr(signal, how))
         assert peer.process.wait(PATIENCE) == 0
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - start < 2.0
     assert not tokens()
     eventually(lambda: is_cancelled_at(hall, "one"))
     eventually(lambda: Call.objects.exclude(status__in=Call.ACTIVE).count() == 3)
 
 
-def test_a_token_that_was_revoked_is_told_and_one_of_a_killed_command_ends_soon(peer: Peer) -> None:
+def test_a_revoked_token_is_reported_and_the_token_of_a_killed_command_expires(peer: Peer) -> None:
     peer.begin()
     (token,) = tokens()
     token.revoke()
 
-    def refusal() -> str:
+    def error_message() -> str:
         return str(peer.ask("tools/list").get("error", {}).get("message", ""))
 
-    eventually(lambda: "This token was revoked" in refusal())
-    assert "when it is started again it gets a new one" in refusal()
+    eventually(lambda: "This token was revoked" in error_message())
+    assert "when it is started again it gets a new one" in error_message()
     peer.process.kill()
     peer.process.wait(PATIENCE)
-    (left,) = tokens()
-    assert (left.expires_at - timezone.now()).total_seconds() <= 3600
+    (expiring_token,) = tokens()
+    assert (expiring_token.expires_at - timezone.now()).total_seconds() <= 3600
 
 
-def test_a_hall_that_does_not_run_is_named_and_found_when_it_does(hall: Hall, peers: list[Peer]) -> None:
+def test_a_hall_that_does_not_run_is_reported_and_used_once_it_runs(hall: Hall, peers: list[Peer]) -> None:
     User.objects.create_superuser("admin")
     hall.add("one")
     peer = Peer(hall)
@@ -341,6 +351,6 @@ def test_a_hall_that_does_not_run_is_named_and_found_when_it_does(hall: Hall, pe
     assert "make run" in error["message"]
     assert error["data"] == {"kind": "unavailable", "sent": False}
     hall.start()
-    on_the_roster(hall, "one")
+    wait_for_roster(hall, "one")
     assert "result" in peer.begin()
     assert peer.text("one__echo", text="there") == "there"

@@ -47,8 +47,8 @@ def test_messages_have_the_form_the_protocol_demands(hall: Hall) -> None:
     hall.start()
     wait_for_status(hall, "one", "connected")
     call("one", "echo", {"text": "hi"})
-    seen = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
-    bodies = [entry["body"] for entry in seen]
+    entries = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    bodies = [entry["body"] for entry in entries]
     assert [body["method"] for body in bodies] == [
         "initialize", "notifications/initialized", "tools/list", "tools/call",
     ]  # fmt: skip
@@ -57,11 +57,11 @@ def test_messages_have_the_form_the_protocol_demands(hall: Hall) -> None:
     assert bodies[0]["params"]["capabilities"] == {}
     assert bodies[0]["params"]["clientInfo"]["name"]
     assert "id" not in bodies[1]
-    asked = {"name": "echo", "arguments": {"text": "hi"}, "_meta": {"progressToken": bodies[3]["id"]}}
-    assert bodies[3]["params"] == asked
+    params = {"name": "echo", "arguments": {"text": "hi"}, "_meta": {"progressToken": bodies[3]["id"]}}
+    assert bodies[3]["params"] == params
     ids = [body["id"] for body in bodies if "id" in body]
     assert len(set(ids)) == len(ids)
-    for entry in seen:
+    for entry in entries:
         assert entry["path"] == "/mcp"
         assert entry["headers"]["MCP-Protocol-Version"] == "2025-06-18"
         assert entry["headers"]["Content-Type"] == "application/json"
@@ -73,8 +73,8 @@ def test_a_member_runs_in_its_own_folder_with_its_port_and_an_allow_listed_envir
     (folder / "test-file.txt").write_text("read relative to the folder")
     hall.start(CANARY_SECRET="do not hand out")
     row = wait_for_status(hall, "one", "connected")
-    read = call("one", "read")
-    assert read.result["content"][0]["text"] == "read relative to the folder"
+    call_row = call("one", "read")
+    assert call_row.result["content"][0]["text"] == "read relative to the folder"
     environment = json.loads(call("one", "environment").result["content"][0]["text"])
     assert environment["MY_PORT"] == str(row.port_allocation.port)
     assert environment["GREETING"] == "hello"
@@ -86,9 +86,9 @@ def test_a_member_runs_in_its_own_folder_with_its_port_and_an_allow_listed_envir
 
 def test_an_occupied_first_port_leads_to_the_next(hall: Hall) -> None:
     first = hall.port_range[0]
-    with socket.socket() as squatter:
-        squatter.bind(("127.0.0.1", first))
-        squatter.listen()
+    with socket.socket() as other_socket:
+        other_socket.bind(("127.0.0.1", first))
+        other_socket.listen()
         hall.add("one")
         hall.start()
         row = wait_for_status(hall, "one", "connected")
@@ -96,11 +96,11 @@ def test_an_occupied_first_port_leads_to_the_next(hall: Hall) -> None:
 
 
 def test_a_port_lost_between_choosing_and_binding_leads_to_the_next(hall: Hall) -> None:
-    """The member finds its port taken and exits with code 2, whatever the hall thought a moment before."""
+    """The member finds its port taken and exits with code 2, although the port was free a moment before."""
     folder = hall.add("one")
     server = folder / "server.py"
-    losing = f"import sys\nif int(sys.argv[1]) == {hall.port_range[0]}: sys.exit(2)\n"
-    server.write_text(losing + server.read_text())
+    exit_line = f"import sys\nif int(sys.argv[1]) == {hall.port_range[0]}: sys.exit(2)\n"
+    server.write_text(exit_line + server.read_text())
     hall.start()
     row = wait_for_status(hall, "one", "connected")
     assert row.port_allocation.port == hall.port_range[0] + 1
@@ -120,7 +120,7 @@ def test_an_exhausted_range_is_a_clear_error_and_the_others_run(hall: Hall) -> N
     assert f"no free port from {first} to {first + 1}" in row.last_error
 
 
-def test_many_members_at_once_get_a_port_each_and_come_up_though_they_burn_cpu_first(hall: Hall) -> None:
+def test_many_members_with_slow_starts_connect_at_once_on_different_ports(hall: Hall) -> None:
     for number in range(20):
         hall.add(f"m{number:02}", "burn=1.5")
     hall.start()
@@ -128,7 +128,7 @@ def test_many_members_at_once_get_a_port_each_and_come_up_though_they_burn_cpu_f
     assert PortAllocation.objects.values("port").distinct().count() == 20
 
 
-def test_a_server_that_never_shakes_hands_is_killed_and_shown_in_error_while_the_others_run(hall: Hall) -> None:
+def test_a_server_without_a_handshake_is_killed_and_the_other_members_run(hall: Hall) -> None:
     hall.add("hung", "hang-initialize", start_timeout=1, restart="never")
     hall.add("dribbling", "dribble-initialize", start_timeout=1, restart="never")
     hall.add("well")
@@ -139,14 +139,14 @@ def test_a_server_that_never_shakes_hands_is_killed_and_shown_in_error_while_the
         assert f"member '{name}' could not be started" in row.last_error
         assert "within 1 s" in row.last_error
         assert "hello from the member" in row.last_error
-        change = row.status_changes.get(new="error")
-        begun = row.status_changes.get(new="starting")
-        assert 1 <= (change.created_at - begun.created_at).total_seconds() < machine.patience(2.5)
+        end = row.status_changes.get(new="error")
+        start = row.status_changes.get(new="starting")
+        assert 1 <= (end.created_at - start.created_at).total_seconds() < machine.patience(2.5)
         assert not hasattr(row, "port_allocation")
     eventually(lambda: len(hall.tagged_processes()) == 1, what="only the good member's process is left")
 
 
-def test_a_server_that_exits_at_once_is_quoted_in_the_error(hall: Hall) -> None:
+def test_the_error_of_a_server_that_exits_at_once_has_its_output(hall: Hall) -> None:
     hall.add("one", "exit=3", restart="never")
     hall.start()
     row = wait_for_status(hall, "one", "error")
@@ -156,15 +156,15 @@ def test_a_server_that_exits_at_once_is_quoted_in_the_error(hall: Hall) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "text"),
     [("no-such-command-here", "command not found"), ("./server.py", "permission denied")],
 )
-def test_a_command_that_cannot_be_spawned_is_said_so(hall: Hall, command: str, said: str) -> None:
+def test_a_command_that_cannot_be_spawned_is_an_error_with_the_reason(hall: Hall, command: str, text: str) -> None:
     folder = hall.add("one", command=command, restart="never")
     (folder / "server.py").chmod(0o644)
     hall.start()
     row = wait_for_status(hall, "one", "error")
-    assert said in row.last_error
+    assert text in row.last_error
     assert "'one'" in row.last_error
 
 
@@ -177,7 +177,7 @@ def test_a_failing_tools_list_is_an_error(hall: Hall) -> None:
     eventually(lambda: not hall.tagged_processes())
 
 
-def test_a_killed_member_is_in_error_at_once_its_port_freed_and_it_comes_back_on_the_same_port(hall: Hall) -> None:
+def test_a_killed_member_is_in_error_at_once_and_restarts_on_the_same_port(hall: Hall) -> None:
     hall.add("one")
     hall.start()
     row = wait_for_status(hall, "one", "connected")
@@ -203,8 +203,8 @@ def test_an_exit_with_code_zero_is_a_crash_too(hall: Hall) -> None:
     hall.add("one", restart="never")
     hall.start()
     wait_for_status(hall, "one", "connected")
-    failed = call("one", "exit", {"code": 0})
-    assert failed.error_kind == "transport"
+    call_row = call("one", "exit", {"code": 0})
+    assert call_row.error_kind == "transport"
     row = wait_for_status(hall, "one", "error")
     assert "exit code 0" in row.last_error
     assert row.next_restart_at is None
@@ -231,7 +231,7 @@ def test_stop_ends_grandchildren_that_left_the_group_and_ignore_sigterm(hall: Ha
     assert not PortAllocation.objects.exists()
 
 
-def test_stop_is_obeyed_while_starting(hall: Hall) -> None:
+def test_a_stop_works_while_the_member_starts(hall: Hall) -> None:
     hall.add("one", "hang-initialize", start_timeout=60)
     hall.start()
     wait_for_status(hall, "one", "starting")
@@ -242,7 +242,7 @@ def test_stop_is_obeyed_while_starting(hall: Hall) -> None:
     assert not PortAllocation.objects.exists()
 
 
-def test_requests_are_obeyed_restart_disable_enable(hall: Hall) -> None:
+def test_restart_disable_and_enable_work(hall: Hall) -> None:
     hall.add("one")
     hall.start()
     pid = wait_for_status(hall, "one", "connected").pid
@@ -255,7 +255,7 @@ def test_requests_are_obeyed_restart_disable_enable(hall: Hall) -> None:
     wait_for_status(hall, "one", "connected")
 
 
-def test_refresh_lists_the_tools_anew_and_keeps_disabled_tools(hall: Hall) -> None:
+def test_refresh_lists_the_tools_again_and_keeps_disabled_tools(hall: Hall) -> None:
     folder = hall.add("one", "tools=a,b")
     server = folder / "server.py"
     server.write_text(server.read_text().replace('MODES["tools"]', 'Path("tools.txt").read_text()'))
@@ -263,29 +263,29 @@ def test_refresh_lists_the_tools_anew_and_keeps_disabled_tools(hall: Hall) -> No
     hall.start()
     row = wait_for_status(hall, "one", "connected")
     set_tool_enabled(Tool.objects.get(name="b"), False)
-    for listed in ("a,c", "c,b"):
-        (folder / "tools.txt").write_text(listed)
+    for names in ("a,c", "c,b"):
+        (folder / "tools.txt").write_text(names)
         refresh_member(row)
-        eventually(lambda: ",".join(row.tools.filter(listed=True).values_list("name", flat=True)) == listed)  # noqa: B023
+        eventually(lambda: ",".join(row.tools.filter(listed=True).values_list("name", flat=True)) == names)  # noqa: B023
     assert not Tool.objects.get(name="b").enabled
 
 
-def test_folders_that_come_change_and_go_are_picked_up_and_only_they_are_touched(hall: Hall) -> None:
+def test_only_members_whose_folders_appear_change_or_disappear_are_touched(hall: Hall) -> None:
     hall.add("one")
     hall.start()
     pid = wait_for_status(hall, "one", "connected").pid
     hall.add("two")
-    old = wait_for_status(hall, "two", "connected").pid
+    old_pid = wait_for_status(hall, "two", "connected").pid
     hall.add("two", "tools=only")
     eventually(lambda: list(member("two").tools.filter(listed=True).values_list("name", flat=True)) == ["only"])
-    assert member("two").pid != old
+    assert member("two").pid != old_pid
     shutil.rmtree(hall.members_dir / "two")
     eventually(lambda: member("two").removed_at is not None and member("two").status == "disconnected")
     assert member("one").pid == pid
     assert len(hall.tagged_processes()) == 1
 
 
-def test_a_manifest_that_breaks_shows_its_fault_and_the_running_server_runs_on(hall: Hall) -> None:
+def test_a_broken_manifest_is_shown_and_the_running_server_keeps_running(hall: Hall) -> None:
     folder = hall.add("one")
     hall.start()
     pid = wait_for_status(hall, "one", "connected").pid
@@ -295,7 +295,7 @@ def test_a_manifest_that_breaks_shows_its_fault_and_the_running_server_runs_on(h
     assert call("one", "echo", {"text": "still here"}).status == "succeeded"
 
 
-def test_a_member_open_to_the_network_is_warned_about(hall: Hall) -> None:
+def test_a_member_open_to_the_network_has_a_warning(hall: Hall) -> None:
     hall.add("open", "everywhere")
     hall.add("closed")
     hall.start()
@@ -310,15 +310,15 @@ def test_a_flood_of_output_harms_nobody_and_the_log_stays_bounded(hall: Hall) ->
     hall.start()
     wait_for_status(hall, "noisy", "connected")
     wait_for_status(hall, "well", "connected")
-    durations = [call("well", "echo", {"text": "hi"}).status for _ in range(20)]
-    assert durations == ["succeeded"] * 20
+    statuses = [call("well", "echo", {"text": "hi"}).status for _ in range(20)]
+    assert statuses == ["succeeded"] * 20
     assert call("noisy", "echo", {"text": "hi"}).status == "succeeded"
     logs = list((hall.data_dir / "logs").glob("noisy.log*"))
     assert sum(log.stat().st_size for log in logs) < 5_000_000
     assert "\x1b" not in hall.output()
 
 
-def test_a_hung_start_keeps_no_other_member_from_starting(hall: Hall) -> None:
+def test_other_members_start_while_a_start_hangs(hall: Hall) -> None:
     for number in range(6):
         hall.add(f"hung{number}", "hang-initialize", start_timeout=40)
     hall.add("zz-last")
@@ -326,16 +326,16 @@ def test_a_hung_start_keeps_no_other_member_from_starting(hall: Hall) -> None:
     wait_for_status(hall, "zz-last", "connected", within=25)
 
 
-def test_the_handed_out_address_works_from_localhost(hall: Hall) -> None:
+def test_the_endpoint_works_from_localhost(hall: Hall) -> None:
     hall.add("one")
     hall.start()
     row = wait_for_status(hall, "one", "connected")
     message = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
-    answer = requests.post(row.port_allocation.endpoint, json=message, timeout=5)
-    assert answer.json()["result"]["tools"][0]["name"] == "echo"
+    response = requests.post(row.port_allocation.endpoint, json=message, timeout=5)
+    assert response.json()["result"]["tools"][0]["name"] == "echo"
 
 
-def test_a_member_that_says_its_tools_changed_is_listed_anew(hall: Hall) -> None:
+def test_tools_are_listed_again_after_a_notification_of_the_member(hall: Hall) -> None:
     hall.add("one", "announce")
     hall.start()
     wait_for_status(hall, "one", "connected")

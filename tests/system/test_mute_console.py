@@ -1,4 +1,4 @@
-"""The hall on a console that nobody reads: a full pipe, or a terminal after Ctrl-S."""
+"""The hall with a console that nobody reads, such as a full pipe or a terminal after Ctrl-S."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.conftest import ROOT, eventually
-from tests.support.hall import PATIENCE, Hall, command_of, family, lives, member, wait_for_status
+from tests.support.hall import PATIENCE, Hall, command_of, family, is_live, member, wait_for_status
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="a pipe is filled through /proc"),
@@ -25,20 +25,20 @@ pytestmark = [
 
 
 def fill(pipe: int) -> None:
-    """To the last byte, through an opening of our own: whoever else writes there would wait."""
-    opened = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
+    """Fill the pipe to the last byte, through a descriptor of our own that does not block. Other writers would wait."""
+    descriptor = os.open(f"/proc/self/fd/{pipe}", os.O_WRONLY | os.O_NONBLOCK)
     try:
         for size in (4096, 1):
             try:
                 while True:
-                    os.write(opened, b"x" * size)
+                    os.write(descriptor, b"x" * size)
             except BlockingIOError:
                 continue
     finally:
-        os.close(opened)
+        os.close(descriptor)
 
 
-def start_up(hall: Hall, console: int) -> subprocess.Popen[bytes]:
+def start_hall(hall: Hall, console: int) -> subprocess.Popen[bytes]:
     up = subprocess.Popen(
         [sys.executable, "manage.py", "up"],
         cwd=ROOT,
@@ -52,57 +52,58 @@ def start_up(hall: Hall, console: int) -> subprocess.Popen[bytes]:
 
 
 def read_all(reader: int, quiet: float = 1.0) -> str:
-    """What comes until nothing has come for `quiet` seconds."""
+    """The output until there is none for `quiet` seconds."""
     chunks = []
     while select.select([reader], [], [], quiet)[0]:
         chunks.append(os.read(reader, 65_536))
     return b"".join(chunks).decode(errors="replace").lstrip("x")
 
 
-def wait_of(process: psutil.Process) -> str:
-    """The function of the kernel in which it waits."""
+def kernel_function(process: psutil.Process) -> str:
+    """The function of the kernel in which the process waits."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process.pid}/wchan").read_text()
     return "nothing, for it has ended"
 
 
-def where_they_wait(up: subprocess.Popen[bytes], reader: int) -> str:
-    """What the console shows at last, and for each process a line: its exit code or stack. It ends them."""
-    alive = family(up) if up.poll() is None else []
-    waits = [wait_of(one) for one in alive]
+def end_and_describe(up: subprocess.Popen[bytes], reader: int) -> str:
+    """End the processes. Returns the last output, and for each process a line with its exit code or stack."""
+    processes = family(up) if up.poll() is None else []
+    functions = [kernel_function(process) for process in processes]
     lines = [f"the console: {read_all(reader)!r}", f"exit code of up: {up.poll()}"]
-    for one, wait in reversed([*zip(alive, waits, strict=True)]):  # children first, for they end with their parents
-        line = f"{one.pid} {command_of(one)} in {wait}: "
+    # Children first, because they end with their parents.
+    for process, function in reversed([*zip(processes, functions, strict=True)]):
+        line = f"{process.pid} {command_of(process)} in {function}: "
         with contextlib.suppress(psutil.Error):
-            one.send_signal(signal.SIGABRT)  # of which faulthandler tells, on the console
+            process.send_signal(signal.SIGABRT)  # faulthandler then writes the stack to the console
         main_thread = read_all(reader).rpartition("(most recent call first):")[2]
         calls = re.findall(r'([^/"]+)", line (\d+) in (\w+)', main_thread)
         lines.append(line + " < ".join(f"{file}:{number} {name}" for file, number, name in calls[:9]))
     return "\n".join(lines)
 
 
-def test_the_hall_starts_and_ends_and_its_first_lines_are_there_once_somebody_reads(hall: Hall) -> None:
+def test_the_hall_starts_and_ends_with_a_full_pipe_and_loses_no_first_lines(hall: Hall) -> None:
     hall.add("one")
     hall.data_dir.mkdir(mode=0o755)
-    hall.data_dir.chmod(0o755)  # of which the settings have to say something, before all else
+    hall.data_dir.chmod(0o755)  # the settings print a warning about this before all other output
     reader, writer = os.pipe()
     try:
         fill(writer)
-        up = start_up(hall, writer)
+        up = start_hall(hall, writer)
         os.set_blocking(reader, False)
         text = ""
 
-        def shows(words: str) -> bool:
+        def has_printed(words: str) -> bool:
             nonlocal text
             with contextlib.suppress(BlockingIOError):
                 text += os.read(reader, 65_536).decode().lstrip("x")
             return words in text
 
         try:
-            wait_for_status(hall, "one", "connected", within=PATIENCE)  # the first account is made as well
+            wait_for_status(hall, "one", "connected", within=PATIENCE)  # the first account exists too by then
         except pytest.fail.Exception as error:
-            pytest.fail(f"{error}\n{where_they_wait(up, reader)}", pytrace=False)
-        eventually(lambda: shows("member 'one' is connected"), within=PATIENCE)
+            pytest.fail(f"{error}\n{end_and_describe(up, reader)}", pytrace=False)
+        eventually(lambda: has_printed("member 'one' is connected"), within=PATIENCE)
         first_lines = ["could read the data folder", "Roster and admin: ", "log in as  admin  with the password"]
         assert text.count("could read the data folder") == 1
         assert all(any(words in line for line in text.splitlines()) for words in first_lines), text
@@ -115,28 +116,28 @@ def test_the_hall_starts_and_ends_and_its_first_lines_are_there_once_somebody_re
         os.close(reader)
 
 
-def test_a_start_that_fails_ends_though_nobody_reads_why(hall: Hall) -> None:
+def test_a_failed_start_ends_although_nobody_reads_its_output(hall: Hall) -> None:
     reader, writer = os.pipe()
     with socket.create_server(("127.0.0.1", hall.web_port)):
         try:
             fill(writer)
-            assert start_up(hall, writer).wait(PATIENCE) == 1
+            assert start_hall(hall, writer).wait(PATIENCE) == 1
         finally:
             os.close(writer)
             os.close(reader)
 
 
-def test_parts_come_back_members_are_heard_and_the_hall_ends(hall: Hall) -> None:
+def test_killed_parts_restart_and_members_keep_their_logs_with_a_full_pipe(hall: Hall) -> None:
     names = ("one", "two")
     for name in names:
         hall.add(name)
     reader, writer = os.pipe()
     try:
-        up = start_up(hall, writer)
+        up = start_hall(hall, writer)
         for name in names:
             wait_for_status(hall, name, "connected", within=PATIENCE)
         fill(writer)
-        before = {name: member(name).pid for name in names}
+        old_pids = {name: member(name).pid for name in names}
         victims = [
             part
             for part in family(up)
@@ -145,17 +146,21 @@ def test_parts_come_back_members_are_heard_and_the_hall_ends(hall: Hall) -> None
         for victim in victims:
             victim.suspend()
         for victim in victims:
-            victim.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # `up` has ended the worker of the killed guard
+                victim.kill()
 
         for name in names:
-            eventually(lambda name=name: member(name).pid not in (None, before[name]), within=PATIENCE, what=name)
+            eventually(lambda name=name: member(name).pid not in (None, old_pids[name]), within=PATIENCE, what=name)
             wait_for_status(hall, name, "connected", within=PATIENCE)
             log = next(hall.data_dir.rglob(f"{name}*.log"))
-            eventually(lambda log=log: log.read_text().count("hello from the member") == 2, what=f"{name} is heard")
+            eventually(
+                lambda log=log: log.read_text().count("hello from the member") == 2,
+                what=f"the output of {name} is in its log",
+            )
         processes = family(up)
         up.terminate()
         assert up.wait(PATIENCE) == 0
-        assert not any(map(lives, processes))
+        assert not any(map(is_live, processes))
     finally:
         os.close(writer)
         os.close(reader)

@@ -1,4 +1,4 @@
-"""Process 1 of a container: to it the kernel gives no default action, so a signal without a handler is ignored."""
+"""Process 1 of a container. It has no default actions for signals, so it ignores a signal without a handler."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from tests.conftest import ROOT, eventually
 
-IN_A_NAMESPACE = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child"]
-# What begins to import Django is kept there.
+UNSHARE_COMMAND = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child"]
+# A process that begins to import Django waits there for ever.
 WAIT_IN_IMPORTS = """
 import pathlib, sys, time
 sys.path.insert(0, {root!r})
@@ -33,9 +33,9 @@ WAIT = "import pathlib, time\npathlib.Path('ready').touch()\nwhile True: time.sl
 
 
 def has_namespaces() -> bool:
-    if shutil.which(IN_A_NAMESPACE[0]) is None:
+    if shutil.which(UNSHARE_COMMAND[0]) is None:
         return False
-    return subprocess.run([*IN_A_NAMESPACE, "true"], check=False, capture_output=True).returncode == 0
+    return subprocess.run([*UNSHARE_COMMAND, "true"], check=False, capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_a_stop_ends_process_one_before_it_has_handlers_of_its_own(program: list
     if not has_namespaces():
         pytest.skip("needs a pid namespace")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GUILD_HALL_DATA_DIR": str(tmp_path)}
-    with subprocess.Popen([*IN_A_NAMESPACE, sys.executable, *program], cwd=tmp_path, env=environment) as outside:
+    with subprocess.Popen([*UNSHARE_COMMAND, sys.executable, *program], cwd=tmp_path, env=environment) as launcher:
         try:
             eventually((tmp_path / "ready").exists, within=20)
-            [process_one] = psutil.Process(outside.pid).children()
+            [process_one] = psutil.Process(launcher.pid).children()
             process_one.send_signal(signal.SIGTERM)
-            assert outside.wait(10) == 128 + signal.SIGTERM
+            assert launcher.wait(10) == 128 + signal.SIGTERM
         finally:
-            outside.kill()
+            launcher.kill()
 
 
 def test_a_stop_ends_a_hall_in_a_namespace_of_its_own_while_it_starts(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_a_stop_ends_a_hall_in_a_namespace_of_its_own_while_it_starts(tmp_path: 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GUILD_HALL_DATA_DIR": str(tmp_path)}
     command = [sys.executable, str(ROOT / "manage.py"), "shell", "-v0", "-c", WAIT]
     argv = [sys.executable, "-m", "mcp_runtime.runtime.pid_namespace", *command]
-    with subprocess.Popen(argv, cwd=tmp_path, env=environment) as outside:
+    with subprocess.Popen(argv, cwd=tmp_path, env=environment) as launcher:
         try:
             eventually((tmp_path / "ready").exists, within=20)
-            outside.send_signal(signal.SIGTERM)  # which waits, blocked, until the hall obeys it
-            assert outside.wait(10) == 128 + signal.SIGTERM
+            launcher.send_signal(signal.SIGTERM)  # the signal is blocked until the hall handles it
+            assert launcher.wait(10) == 128 + signal.SIGTERM
         finally:
-            outside.kill()
+            launcher.kill()

@@ -35,7 +35,7 @@ CLIENTS = 8
 
 
 class Broker:
-    """A Redis of our own, for it will be killed."""
+    """A Redis of this test alone, because it is killed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -66,7 +66,7 @@ class Broker:
 
 
 class Production:
-    """Web and runtime as docker-compose.yml runs them; the test database is prepared already."""
+    """Web and runtime as docker-compose.yml runs them. The test database is prepared already."""
 
     def __init__(self, hall: Hall, broker: Broker | None = None) -> None:
         self.hall = hall
@@ -90,31 +90,31 @@ class Production:
     def web_workers(self) -> list[psutil.Process]:
         return psutil.Process(self.web.pid).children()
 
-    def visitor(self) -> requests.Session:
-        """A client with a connection of its own."""
+    def open_session(self) -> requests.Session:
+        """A client with its own connection."""
         session = requests.Session()
         session.trust_env = False
         session.headers["Authorization"] = f"Bearer {self._token}"
         return session
 
-    def invoke(self, visitor: requests.Session, text: str, key: str | None = None) -> requests.Response:
-        return visitor.post(
+    def call_tool(self, session: requests.Session, text: str, key: str | None = None) -> requests.Response:
+        return session.post(
             f"{self.hall.url}/api/members/one/tools/echo/invoke/",
             json={"arguments": {"text": text}},
             headers={"Prefer": "wait=20", **({"Idempotency-Key": key} if key else {})},
             timeout=30,
         )
 
-    def finished(self, visitor: requests.Session, answer: requests.Response) -> dict[str, Any]:
-        """The call at its end. 202: every seat for those who wait was taken, so ask again."""
+    def wait_for_call(self, session: requests.Session, response: requests.Response) -> dict[str, Any]:
+        """The finished call. If the response is 202, too many requests waited, so this asks again."""
         deadline = time.monotonic() + 30
-        while answer.status_code == 202 or answer.json()["status"] in ("queued", "running"):
-            assert time.monotonic() < deadline, answer.text
-            answer = visitor.get(self.hall.url + answer.json()["url"], headers={"Prefer": "wait=5"}, timeout=30)
-        assert answer.status_code == 200, answer.text
-        return dict(answer.json())
+        while response.status_code == 202 or response.json()["status"] in ("queued", "running"):
+            assert time.monotonic() < deadline, response.text
+            response = session.get(self.hall.url + response.json()["url"], headers={"Prefer": "wait=5"}, timeout=30)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
 
-    def texts_seen_by_the_member(self) -> collections.Counter[str]:
+    def received_texts(self) -> collections.Counter[str]:
         lines = (self.folder / "calls-one.log").read_text().splitlines()
         return collections.Counter(arguments["text"] for _, arguments in map(json.loads, lines))
 
@@ -141,12 +141,12 @@ class Production:
         assert self.broker.client.client_kill_filter(_type="normal", skipme=True) > 0
 
     def cut_database_connections(self) -> None:
-        """Three times, each as soon as somebody is connected again."""
+        """Cut the connections three times, each time as soon as there are connections again."""
         for _ in range(3):
-            eventually(self._cut_those_of_others, within=20, what="somebody connects to the database again")
+            eventually(self._cut_other_connections, within=20, what="somebody connects to the database again")
 
     @staticmethod
-    def _cut_those_of_others() -> int:
+    def _cut_other_connections() -> int:
         with connection.cursor() as cursor:
             cursor.execute(
                 "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
@@ -168,60 +168,62 @@ def production(hall: Hall, tmp_path: Path) -> Iterator[Production]:
 
 
 @pytest.fixture
-def on_sqlite(hall: Hall) -> Production:
+def sqlite_production(hall: Hall) -> Production:
     if connection.vendor != "sqlite":
         pytest.skip("for SQLite")
     return Production(hall)
 
 
 class Load:
-    """Clients that call all the time, and repeat with the same Idempotency-Key what was not accepted."""
+    """Clients that call all the time. They repeat a call that was not accepted, with the same Idempotency-Key."""
 
     def __init__(self, production: Production, clients: int = CLIENTS) -> None:
         self._production = production
         self._numbers = itertools.count()
-        self._over = threading.Event()
+        self._end = threading.Event()
         self._threads = ThreadPoolExecutor(clients)
-        self.accepted: dict[int, str] = {}
-        self.turned_away = 0
-        self._work = [self._threads.submit(self._call_and_call) for _ in range(clients)]
+        self.accepted_texts: dict[int, str] = {}
+        self.refusal_count = 0
+        self._futures = [self._threads.submit(self._call_repeatedly) for _ in range(clients)]
 
-    def _call_and_call(self) -> None:
-        with self._production.visitor() as visitor:
-            while not self._over.is_set():
-                self._call(visitor, f"text {next(self._numbers)}")
+    def _call_repeatedly(self) -> None:
+        with self._production.open_session() as session:
+            while not self._end.is_set():
+                self._call(session, f"text {next(self._numbers)}")
 
-    def _call(self, visitor: requests.Session, text: str) -> None:
+    def _call(self, session: requests.Session, text: str) -> None:
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             try:
-                answer = self._production.invoke(visitor, text, key=text)
+                response = self._production.call_tool(session, text, key=text)
             except requests.RequestException:
-                answer = None
-            if answer is not None and answer.ok:
-                self.accepted[answer.json()["id"]] = text
+                response = None
+            if response is not None and response.ok:
+                self.accepted_texts[response.json()["id"]] = text
                 return
-            assert answer is None or answer.status_code >= 500, answer.text
-            self.turned_away += 1
-            self._over.wait(0.05)
+            assert response is None or response.status_code >= 500, response.text
+            self.refusal_count += 1
+            self._end.wait(0.05)
         pytest.fail(f"{text!r} was never accepted")
 
     def wait_for_more(self, count: int) -> None:
-        goal = len(self.accepted) + count
-        eventually(lambda: len(self.accepted) >= goal or self._failed(), within=40, what=f"{count} more calls")
+        goal = len(self.accepted_texts) + count
+        eventually(
+            lambda: len(self.accepted_texts) >= goal or self._has_failed(), within=40, what=f"{count} more calls"
+        )
 
-    def _failed(self) -> bool:
-        return any(work.done() for work in self._work)
+    def _has_failed(self) -> bool:
+        return any(future.done() for future in self._futures)
 
     def stop(self) -> None:
-        self._over.set()
+        self._end.set()
         self._threads.shutdown()
-        for work in self._work:
-            work.result()
+        for future in self._futures:
+            future.result()
 
 
-def survive(production: Production, disturb: Callable[[], None]) -> Load:
-    """Calls before, during and after the disturbance; then every accepted one is over, and none ran twice."""
+def check_no_call_is_lost(production: Production, disturb: Callable[[], None]) -> Load:
+    """Call before, during and after the disturbance. Then each accepted call must have ended, and none ran twice."""
     load = Load(production)
     try:
         load.wait_for_more(20)
@@ -229,108 +231,114 @@ def survive(production: Production, disturb: Callable[[], None]) -> Load:
         load.wait_for_more(40)
     finally:
         load.stop()
-    unfinished = Call.objects.filter(pk__in=load.accepted, status__in=Call.ACTIVE)
+    unfinished = Call.objects.filter(pk__in=load.accepted_texts, status__in=Call.ACTIVE)
     eventually(lambda: not unfinished.exists(), within=40, what=f"all over\n{production.hall.output()}")
-    rows = Call.objects.in_bulk(load.accepted)
-    assert rows.keys() == load.accepted.keys()
-    ends = collections.Counter((row.status, row.error_kind) for row in rows.values())
-    # What was running while the runtime died; a call whose member went down with it says so.
-    assert ends["succeeded", ""] >= len(rows) - 2 * CLIENTS, ends
-    assert set(ends) <= {("succeeded", ""), ("failed", "lost"), ("failed", "transport")}, ends
-    seen = production.texts_seen_by_the_member()
-    assert [text for text, times in seen.items() if times > 1] == []
-    assert {row.arguments["text"] for row in rows.values() if row.status == "succeeded"} <= seen.keys()
+    rows = Call.objects.in_bulk(load.accepted_texts)
+    assert rows.keys() == load.accepted_texts.keys()
+    outcomes = collections.Counter((row.status, row.error_kind) for row in rows.values())
+    # Calls that ran while the runtime was killed may be lost, or may fail because their member ended too.
+    assert outcomes["succeeded", ""] >= len(rows) - 2 * CLIENTS, outcomes
+    assert set(outcomes) <= {("succeeded", ""), ("failed", "lost"), ("failed", "transport")}, outcomes
+    counts = production.received_texts()
+    assert [text for text, count in counts.items() if count > 1] == []
+    assert {row.arguments["text"] for row in rows.values() if row.status == "succeeded"} <= counts.keys()
     return load
 
 
-def test_many_clients_through_both_web_workers_each_get_their_own_answer(production: Production) -> None:
+def test_many_clients_through_both_web_workers_each_get_their_own_results(production: Production) -> None:
     clients, calls = 24, 8
-    together = threading.Barrier(clients)
-    held: list[int] = []
+    barrier = threading.Barrier(clients)
+    connection_counts: list[int] = []
 
     def client(number: int) -> None:
-        with production.visitor() as visitor:
-            visitor.get(f"{production.hall.url}/healthz", timeout=10)
-            if together.wait(20) == 0:
-                held.extend(len(worker.net_connections("tcp")) - 1 for worker in production.web_workers())
-            together.wait(20)
+        with production.open_session() as session:
+            session.get(f"{production.hall.url}/healthz", timeout=10)
+            if barrier.wait(20) == 0:
+                connection_counts.extend(len(worker.net_connections("tcp")) - 1 for worker in production.web_workers())
+            barrier.wait(20)
             for call in range(calls):
                 text = f"{number} {call}"
-                done = production.finished(visitor, production.invoke(visitor, text))
-                assert done["status"] == "succeeded", done
-                assert done["result"]["content"][0]["text"] == text
+                body = production.wait_for_call(session, production.call_tool(session, text))
+                assert body["status"] == "succeeded", body
+                assert body["result"]["content"][0]["text"] == text
 
     with ThreadPoolExecutor(clients) as threads:
         list(threads.map(client, range(clients)))
-    assert len(held) == 2, held
-    assert all(held), f"one web worker served nobody: {held}"
+    assert len(connection_counts) == 2, connection_counts
+    assert all(connection_counts), f"one web worker served nobody: {connection_counts}"
     assert Call.objects.filter(status="succeeded").count() == clients * calls
-    assert set(production.texts_seen_by_the_member().values()) == {1}
+    assert set(production.received_texts().values()) == {1}
 
 
-def test_one_idempotency_key_is_one_call_whichever_web_worker_is_asked(production: Production) -> None:
+def test_one_idempotency_key_makes_one_call_across_web_workers(production: Production) -> None:
     clients = 16
-    together = threading.Barrier(clients)
+    barrier = threading.Barrier(clients)
 
     def client(_: int) -> tuple[int, bool]:
-        with production.visitor() as visitor:
-            together.wait(20)
-            answer = production.invoke(visitor, "once", key="the key")
-            assert answer.ok, answer.text
-            return answer.json()["id"], answer.headers.get("Idempotent-Replayed") == "true"
+        with production.open_session() as session:
+            barrier.wait(20)
+            response = production.call_tool(session, "once", key="the key")
+            assert response.ok, response.text
+            return response.json()["id"], response.headers.get("Idempotent-Replayed") == "true"
 
     with ThreadPoolExecutor(clients) as threads:
-        answers = list(threads.map(client, range(clients)))
-    assert len({pk for pk, _ in answers}) == 1
-    assert [replayed for _, replayed in answers].count(False) == 1
-    assert production.texts_seen_by_the_member() == {"once": 1}
+        results = list(threads.map(client, range(clients)))
+    assert len({pk for pk, _ in results}) == 1
+    assert [is_replay for _, is_replay in results].count(False) == 1
+    assert production.received_texts() == {"once": 1}
 
 
-@pytest.mark.parametrize("what", ["restart_runtime", "kill_worker", "kill_a_web_worker"])
-def test_no_accepted_call_is_lost_when_processes_end(production: Production, what: str) -> None:
-    survive(production, getattr(production, what))
+@pytest.mark.parametrize("disturbance", ["restart_runtime", "kill_worker", "kill_a_web_worker"])
+def test_no_accepted_call_is_lost_when_processes_end(production: Production, disturbance: str) -> None:
+    check_no_call_is_lost(production, getattr(production, disturbance))
     assert member("one").status == "connected"
 
 
-@pytest.mark.parametrize("what", ["kill_broker", "cut_broker_connections"])
-def test_no_accepted_call_is_lost_with_the_broker_which_is_heard_again(production: Production, what: str) -> None:
+@pytest.mark.parametrize("disturbance", ["kill_broker", "cut_broker_connections"])
+def test_no_accepted_call_is_lost_when_the_broker_fails_and_comes_back(
+    production: Production, disturbance: str
+) -> None:
     broker = production.broker
     assert broker
-    load = survive(production, getattr(production, what))
-    assert load.turned_away == 0
+    load = check_no_call_is_lost(production, getattr(production, disturbance))
+    assert load.refusal_count == 0
     assert all(row.status == "succeeded" for row in Call.objects.all())
     eventually(
-        lambda: any(client["cmd"] == "brpop" for client in broker.client.client_list()),
+        lambda: any(client["cmd"] == "psubscribe" for client in broker.client.client_list()),
         within=20,
         what="the runtime listens to the broker again",
     )
 
 
-def test_no_accepted_call_is_lost_with_the_connections_to_the_database(production: Production) -> None:
-    survive(production, production.cut_database_connections)
+def test_no_accepted_call_is_lost_when_database_connections_are_cut(production: Production) -> None:
+    check_no_call_is_lost(production, production.cut_database_connections)
     assert production.runtime.poll() is None
-    visitor = production.visitor()
-    assert production.finished(visitor, production.invoke(visitor, "afterwards"))["status"] == "succeeded"
-    visitor.close()
+    session = production.open_session()
+    assert production.wait_for_call(session, production.call_tool(session, "afterwards"))["status"] == "succeeded"
+    session.close()
 
 
-@pytest.mark.parametrize("what", ["kill_worker", "kill_a_web_worker"])
-def test_no_accepted_call_is_lost_on_sqlite(on_sqlite: Production, what: str) -> None:
-    survive(on_sqlite, getattr(on_sqlite, what))
+@pytest.mark.parametrize("disturbance", ["kill_worker", "kill_a_web_worker"])
+def test_no_accepted_call_is_lost_on_sqlite(sqlite_production: Production, disturbance: str) -> None:
+    check_no_call_is_lost(sqlite_production, getattr(sqlite_production, disturbance))
 
 
-def test_sqlite_is_never_locked_while_web_and_command_line_call_at_once(on_sqlite: Production) -> None:
-    hall = on_sqlite.hall
-    load = Load(on_sqlite, clients=2)
-    words = [["invoke", "one", "echo", json.dumps({"text": f"from the command line {number}"})] for number in range(3)]
-    others = [["sync_roster"], ["member", "refresh", "one"], ["prune_calls"]]
+def test_sqlite_is_never_locked_while_web_and_command_line_call_at_once(sqlite_production: Production) -> None:
+    hall = sqlite_production.hall
+    load = Load(sqlite_production, clients=2)
+    call_commands = [
+        ["invoke", "one", "echo", json.dumps({"text": f"from the command line {number}"})] for number in range(3)
+    ]
+    other_commands = [["sync_roster"], ["member", "refresh", "one"], ["prune_calls"]]
     try:
         with ThreadPoolExecutor(3) as threads:
-            ran = list(threads.map(lambda argv: hall.manage(*argv), [*words, *others]))
+            results = list(threads.map(lambda argv: hall.manage(*argv), [*call_commands, *other_commands]))
     finally:
         load.stop()
-    assert [(done.args, done.stderr) for done in ran if done.returncode] == []
-    assert [done.stdout.strip() for done in ran[: len(words)]] == [json.loads(argv[3])["text"] for argv in words]
-    assert load.turned_away == 0
-    assert "database is locked" not in hall.output() + "".join(done.stderr for done in ran)
-    assert set(on_sqlite.texts_seen_by_the_member().values()) == {1}
+    assert [(result.args, result.stderr) for result in results if result.returncode] == []
+    assert [result.stdout.strip() for result in results[: len(call_commands)]] == [
+        json.loads(argv[3])["text"] for argv in call_commands
+    ]
+    assert load.refusal_count == 0
+    assert "database is locked" not in hall.output() + "".join(result.stderr for result in results)
+    assert set(sqlite_production.received_texts().values()) == {1}

@@ -1,4 +1,4 @@
-"""/readyz answers in half a second, whatever the database does, and says what is missing."""
+"""/readyz responds in half a second, also without the database, and says what is missing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.support.machine import Stopwatch, take_alone
 pytestmark = [pytest.mark.services, pytest.mark.alone]
 
 SECONDS = 0.5
-NOTHING = {"ready": False, "database": False, "runtime": False}
+NOT_READY = {"ready": False, "database": False, "runtime": False}
 
 
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
     values = connection.settings_dict
     if connection.vendor != "postgresql":
-        pytest.skip("of a database over a network")
+        pytest.skip("needs a database over a network")
     proxy = Proxy(values["HOST"] or "127.0.0.1", int(values["PORT"] or 5432))
     yield proxy
     proxy.close()
@@ -39,37 +39,39 @@ def web(hall: Hall, proxy: Proxy) -> Iterator[psutil.Process]:
     user = values["USER"] + (f":{values['PASSWORD']}" if values["PASSWORD"] else "")
     process = hall.popen(WEB, DATABASE_URL=f"postgres://{user}@{proxy.address}/{values['NAME']}")
     wait_for_web(hall)
-    eventually(lambda: ready(hall)["ready"], within=PATIENCE, what="the hall is ready")
+    eventually(lambda: get_readyz(hall)["ready"], within=PATIENCE, what="the hall is ready")
     take_alone()
     yield psutil.Process(process.pid)
     proxy.heal()
 
 
-def ready(hall: Hall) -> dict[str, Any]:
+def get_readyz(hall: Hall) -> dict[str, Any]:
     body: dict[str, Any] = requests.get(f"{hall.url}/readyz", timeout=30).json()
     return body
 
 
 @pytest.mark.parametrize("fault", ["kill", "mute", "cut"])
-def test_a_database_that_is_away_is_said_at_once_and_its_return_soon(
+def test_a_lost_database_is_reported_at_once_and_its_return_within_seconds(
     hall: Hall, web: psutil.Process, proxy: Proxy, fault: str
 ) -> None:
     getattr(proxy, fault)()
     for _ in range(5):
         watch = Stopwatch()
-        body = ready(hall)
+        body = get_readyz(hall)
         assert watch.seconds < SECONDS
-        assert body == NOTHING if not hall.environment()["REDIS_URL"] else body["database"] is False
+        assert body == NOT_READY if not hall.environment()["REDIS_URL"] else body["database"] is False
     proxy.heal()
-    eventually(lambda: ready(hall)["ready"], within=5, what="it is back")
+    eventually(lambda: get_readyz(hall)["ready"], within=5, what="the database is back")
 
 
-def test_many_who_ask_of_a_mute_database_take_neither_time_nor_threads(
+def test_many_requests_use_few_threads_while_the_database_is_mute(
     hall: Hall, web: psutil.Process, proxy: Proxy
 ) -> None:
     proxy.mute()
-    before = web.num_threads()
+    thread_count = web.num_threads()
     with ThreadPoolExecutor(16) as threads:
-        bodies = list(threads.map(lambda _: ready(hall), range(32)))
+        bodies = list(threads.map(lambda _: get_readyz(hall), range(32)))
     assert {body["database"] for body in bodies} == {False}
-    assert web.num_threads() <= before + 16 + 4  # those of the web that answer, and the looks at database and broker
+    assert (
+        web.num_threads() <= thread_count + 16 + 4
+    )  # threads of the web that respond, and those that check database and broker

@@ -1,4 +1,4 @@
-"""Members on servers that nobody here wrote: each starts, lists, calls, is killed and comes back."""
+"""Members with servers of other authors. Each lists its tools, serves calls, and restarts after a kill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def typescript(**manifest: Any) -> dict[str, Any]:
     return {"command": str(NODE), "args": args, "start_timeout": 30, "env": {"SDK_ROOT": str(SUITE)}, **manifest}
 
 
-REAL = {
+MANIFESTS = {
     "python-sdk": lambda: python("python_sdk.py"),
     "python-sdk-modern": lambda: python("python_sdk.py", protocol_version="2026-07-28"),
     "fastmcp": lambda: python("fast_mcp.py"),
@@ -31,26 +31,26 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_it_starts_lists_calls_is_killed_and_comes_back(hall: Hall, name: str) -> None:
-    hall.add(name, **REAL[name]())
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_a_real_server_lists_tools_serves_calls_and_restarts_after_a_kill(hall: Hall, name: str) -> None:
+    hall.add(name, **MANIFESTS[name]())
     hall.start()
-    up = wait_for_status(hall, name, "connected", within=40)
-    assert (up.protocol_version == "2026-07-28") is name.endswith("modern")
-    assert {tool.name for tool in up.tools.all()} == {"add", "count", "fail"}
-    assert [tool.schema_error for tool in up.tools.all()] == [""] * 3
-    added = call(name, "add", {"a": 2, "b": 3})
-    assert (added.status, added.result["content"][0]["text"]) == ("succeeded", "5")
-    counted = call(name, "count", {"to": 3})
-    assert counted.result["content"][0]["text"] == "done"
-    failed = call(name, "fail")
-    assert (failed.status, failed.error_kind) == ("failed", "tool")
-    assert failed.result["isError"] is True
+    row = wait_for_status(hall, name, "connected", within=40)
+    assert (row.protocol_version == "2026-07-28") is name.endswith("modern")
+    assert {tool.name for tool in row.tools.all()} == {"add", "count", "fail"}
+    assert [tool.schema_error for tool in row.tools.all()] == [""] * 3
+    addition = call(name, "add", {"a": 2, "b": 3})
+    assert (addition.status, addition.result["content"][0]["text"]) == ("succeeded", "5")
+    count = call(name, "count", {"to": 3})
+    assert count.result["content"][0]["text"] == "done"
+    failure = call(name, "fail")
+    assert (failure.status, failure.error_kind) == ("failed", "tool")
+    assert failure.result["isError"] is True
 
-    os.kill(up.pid or 0, signal.SIGKILL)
+    os.kill(row.pid or 0, signal.SIGKILL)
     wait_for_status(hall, name, "error", "starting")
-    again = wait_for_status(hall, name, "connected", within=40)
-    assert again.pid != up.pid
+    new_row = wait_for_status(hall, name, "connected", within=40)
+    assert new_row.pid != row.pid
     assert call(name, "add", {"a": 1, "b": 1}).status == "succeeded"
     hall.manage("member", "stop", name)
     wait_for_status(hall, name, "disconnected", within=3)

@@ -1,4 +1,4 @@
-"""The runtime itself: one per hall, nothing left behind, nothing lost, however it ends."""
+"""The runtime. There is one per hall, and however it ends, no process remains and no call is lost."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ import socket
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import psutil
 import pytest
 from django.conf import settings
-from django.db import transaction
+from django.db import connection, transaction
+from kombu import Connection
 
 from mcp_runtime.control.calls import wait_for_call
 from mcp_runtime.control.members import live_runtime, true_status
+from mcp_runtime.control.notify import hall_exchange, node_queue
 from mcp_runtime.rows import lease
 from roster.models import Call, GuildMember, PortAllocation
-from tests.conftest import eventually
-from tests.support.hall import PATIENCE, Hall, call, lives, member, queue, wait_for_status
+from tests.conftest import eventually, needs_service
+from tests.storm.surroundings import make_proxy, through
+from tests.support.hall import PATIENCE, Hall, call, is_live, member, queue, wait_for_status
+from tests.support.leases import current_lease_id, give_lease_to_another_runtime
 from tests.support.machine import Stopwatch, take_alone
 
 pytestmark = pytest.mark.services
 
 
-def test_a_second_runtime_refuses_and_says_who_holds_the_hall(hall: Hall) -> None:
+def test_a_second_runtime_refuses_to_start_and_names_the_owner(hall: Hall) -> None:
     hall.add("one")
     hall.start()
     wait_for_status(hall, "one", "connected")
     second = hall.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"])
     assert second.wait(PATIENCE) == 75
-    assert f"another runtime owns this hall: process {hall.worker_pid} on {socket.gethostname()}" in hall.output()
+    owned = "hall" if connection.vendor == "sqlite" else "node"
+    assert f"another runtime owns this {owned}: process {hall.worker_pid} on {socket.gethostname()}" in hall.output()
     assert call("one", "echo", {"text": "undisturbed"}).status == "succeeded"
 
 
@@ -46,34 +52,34 @@ def test_sigkill_leaves_no_process_and_no_port_within_two_seconds(hall: Hall, vi
     wait_for_status(hall, "plain", "connected")
     wait_for_status(hall, "deaf", "connected")
     eventually(lambda: len(hall.tagged_processes()) >= 4)
-    hung = queue("deaf", "sleep")
-    eventually(lambda: Call.objects.get(pk=hung.pk).status == "running")
-    marked = hall.tagged_processes()
+    hung_call = queue("deaf", "sleep")
+    eventually(lambda: Call.objects.get(pk=hung_call.pk).status == "running")
+    processes = hall.tagged_processes()
     take_alone()
     if victim in ("worker", "both"):
         os.kill(hall.worker_pid, signal.SIGSTOP if victim == "both" else signal.SIGKILL)
     if victim in ("guard", "both"):
         guard.kill()
     if victim == "both":
-        # Guard and worker die together: nobody is left to clean up but the next start.
+        # Guard and worker end together, so only the next start can clean up.
         os.kill(hall.worker_pid, signal.SIGKILL)
         guard.wait(PATIENCE)
         hall.start()
-        eventually(lambda: not any(lives(process) for process in marked), within=5)
+        eventually(lambda: not any(is_live(process) for process in processes), within=5)
         wait_for_status(hall, "deaf", "connected")
         return
     eventually(lambda: not hall.tagged_processes() and not hall.busy_ports(), within=2)
     assert guard.wait(PATIENCE) != 0
     eventually(lambda: live_runtime() is None)
-    if victim == "guard":  # the worker had the time to do it properly
-        assert lease.hall().lease_id is None
-        hung.refresh_from_db()
-        assert (hung.status, hung.error_kind) == ("failed", "lost")
+    if victim == "guard":  # the worker had time for an orderly stop
+        assert current_lease_id() is None
+        hung_call.refresh_from_db()
+        assert (hung_call.status, hung_call.error_kind) == ("failed", "lost")
     if victim == "worker":
-        assert true_status(member("plain"), runtime_is_alive=False) == "disconnected"
+        assert true_status(member("plain"), live_ids=()) == "disconnected"
 
 
-def test_killed_under_load_no_call_is_lost_or_run_twice(hall: Hall) -> None:
+def test_no_call_is_lost_or_runs_twice_after_a_kill_under_load(hall: Hall) -> None:
     folder = hall.add("one", max_concurrency=8)
     guard = hall.start()
     wait_for_status(hall, "one", "connected")
@@ -85,15 +91,15 @@ def test_killed_under_load_no_call_is_lost_or_run_twice(hall: Hall) -> None:
     guard.wait(PATIENCE)
     hall.start()
     eventually(lambda: not Call.objects.filter(status__in=Call.ACTIVE).exists(), within=40)
-    ends = collections.Counter(Call.objects.values_list("status", "error_kind"))
-    assert set(ends) <= {("succeeded", ""), ("failed", "lost")}
-    assert sum(ends.values()) == 200
+    outcomes = collections.Counter(Call.objects.values_list("status", "error_kind"))
+    assert set(outcomes) <= {("succeeded", ""), ("failed", "lost")}
+    assert sum(outcomes.values()) == 200
     calls = [json.loads(line) for line in (folder / "calls-one.log").read_text().splitlines()]
     echoes = collections.Counter(arguments["text"] for name, arguments in calls if name == "echo")
     assert max(echoes.values()) == 1
-    lost = Call.objects.filter(error_kind="lost").first()
-    if lost is not None:
-        assert "member 'one'" in lost.error_message
+    lost_call = Call.objects.filter(error_kind="lost").first()
+    if lost_call is not None:
+        assert "member 'one'" in lost_call.error_message
 
 
 @pytest.mark.alone
@@ -110,32 +116,34 @@ def test_the_first_signal_ends_everything_within_two_seconds(hall: Hall) -> None
     assert hall.tagged_processes() == []
     assert set(GuildMember.objects.values_list("status", flat=True)) == {"disconnected"}
     assert not PortAllocation.objects.exists()
-    assert lease.hall().lease_id is None
+    assert current_lease_id() is None
 
 
 @pytest.mark.alone
-def test_a_hung_member_with_a_hung_call_is_stopped_within_five_seconds_and_the_call_is_lost(hall: Hall) -> None:
+def test_a_hung_member_is_stopped_within_five_seconds_and_its_call_is_lost(hall: Hall) -> None:
     hall.add("hung", "ignore-term", timeout=60)
     hall.add("deaf", "ignore-term")
     guard = hall.start()
     wait_for_status(hall, "hung", "connected")
     wait_for_status(hall, "deaf", "connected")
-    running = queue("hung", "sleep")
-    eventually(lambda: Call.objects.get(pk=running.pk).status == "running")
+    running_call = queue("hung", "sleep")
+    eventually(lambda: Call.objects.get(pk=running_call.pk).status == "running")
     take_alone()
     watch = Stopwatch()
     guard.send_signal(signal.SIGTERM)
     assert guard.wait(PATIENCE) == 0
     assert watch.seconds < 5
-    running.refresh_from_db()
-    assert (running.status, running.error_kind) == ("failed", "lost")
-    assert "the runtime was stopped" in running.error_message
+    running_call.refresh_from_db()
+    assert (running_call.status, running_call.error_kind) == ("failed", "lost")
+    assert "the runtime was stopped" in running_call.error_message
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize(("number", "within"), [(signal.SIGINT, 5), (signal.SIGKILL, 2)], ids=["asked", "orphaned"])
-def test_a_stop_has_its_end_though_the_database_does_not_answer(
-    hall: Hall, number: signal.Signals, within: float
+@pytest.mark.parametrize(
+    ("signal_number", "within"), [(signal.SIGINT, 5), (signal.SIGKILL, 2)], ids=["SIGINT", "SIGKILL"]
+)
+def test_a_stop_ends_in_time_while_the_database_does_not_respond(
+    hall: Hall, signal_number: signal.Signals, within: float
 ) -> None:
     hall.add("one")
     hall.add("deaf", "fork", "ignore-term")
@@ -145,30 +153,30 @@ def test_a_stop_has_its_end_though_the_database_does_not_answer(
     worker = psutil.Process(hall.worker_pid)
     take_alone()
     with transaction.atomic():
-        GuildMember.objects.update(desired_state="running")  # nobody else can write to those rows any more
-        guard.send_signal(number)
-        eventually(lambda: not hall.tagged_processes() and not lives(worker), within=within)
-    assert guard.wait(PATIENCE) == (70 if number == signal.SIGINT else -number)
-    # What could not be written is put in order by the next runtime.
+        GuildMember.objects.update(desired_state="running")  # no other process can write to these rows any more
+        guard.send_signal(signal_number)
+        eventually(lambda: not hall.tagged_processes() and not is_live(worker), within=within)
+    assert guard.wait(PATIENCE) == (70 if signal_number == signal.SIGINT else -signal_number)
+    # The next runtime corrects the rows that could not be written.
     assert set(GuildMember.objects.values_list("status", flat=True)) == {"connected"}
     hall.start()
     assert call("one", "echo", {"text": "again"}).status == "succeeded"
 
 
-def test_a_call_that_ends_soon_is_waited_for_at_the_stop(hall: Hall) -> None:
+def test_a_stop_waits_for_a_call_that_ends_soon(hall: Hall) -> None:
     hall.add("one")
     guard = hall.start()
     wait_for_status(hall, "one", "connected")
-    running = queue("one", "sleep", {"seconds": 1.5})
-    eventually(lambda: Call.objects.get(pk=running.pk).status == "running")
+    running_call = queue("one", "sleep", {"seconds": 1.5})
+    eventually(lambda: Call.objects.get(pk=running_call.pk).status == "running")
     guard.send_signal(signal.SIGTERM)
     assert guard.wait(PATIENCE) == 0
-    running.refresh_from_db()
-    assert running.status == "succeeded"
+    running_call.refresh_from_db()
+    assert running_call.status == "succeeded"
 
 
 @pytest.mark.alone
-def test_a_second_signal_ends_it_within_a_second(hall: Hall) -> None:
+def test_a_second_signal_ends_the_runtime_within_a_second(hall: Hall) -> None:
     hall.add("deaf", "ignore-term", "fork")
     guard = hall.start()
     wait_for_status(hall, "deaf", "connected")
@@ -182,28 +190,29 @@ def test_a_second_signal_ends_it_within_a_second(hall: Hall) -> None:
     assert hall.tagged_processes() == []
 
 
-def test_calls_queued_without_a_runtime_wait_their_turn(hall: Hall) -> None:
+def test_calls_queued_without_a_runtime_run_when_the_next_one_starts(hall: Hall) -> None:
     hall.add("one")
     guard = hall.start()
     wait_for_status(hall, "one", "connected")
     guard.send_signal(signal.SIGTERM)
     guard.wait(PATIENCE)
-    waiting = queue("one", "echo", {"text": "later"})
-    assert not wait_for_call(waiting.pk, 0.3)
+    queued_call = queue("one", "echo", {"text": "later"})
+    assert not wait_for_call(queued_call.pk, 0.3)
     hall.start()
-    assert wait_for_call(waiting.pk, 15)
-    waiting.refresh_from_db()
-    assert waiting.status == "succeeded"
+    assert wait_for_call(queued_call.pk, 15)
+    queued_call.refresh_from_db()
+    assert queued_call.status == "succeeded"
 
 
 def test_a_runtime_that_lost_its_lease_ends_its_members_and_exits(hall: Hall) -> None:
     hall.add("one")
     guard = hall.start()
     wait_for_status(hall, "one", "connected")
-    type(lease.hall()).objects.update(lease_id="00000000-0000-4000-8000-000000000000", lease_host="elsewhere")
+    with transaction.atomic():
+        give_lease_to_another_runtime()
     assert guard.wait(PATIENCE) == 75
     eventually(lambda: not hall.tagged_processes())
-    # It may not write any more: the row is the new holder's to change.
+    # It may not write any more, because only the new owner of the lease may change the row.
     assert member("one").status == "connected"
 
 
@@ -214,36 +223,92 @@ def test_members_processes_are_not_zombies_after_crashes(hall: Hall) -> None:
     os.kill(member("one").pid, signal.SIGKILL)
     wait_for_status(hall, "one", "error")
     wait_for_status(hall, "one", "connected")
-    ours = {guard.pid, hall.worker_pid}
+    own_pids = {guard.pid, hall.worker_pid}
 
     def zombies() -> list[int]:
-        # Read at once: whoever is listed may be gone before it is asked.
-        listed = (process.info for process in psutil.process_iter(["ppid", "status", "pid"]))
-        return [p["pid"] for p in listed if p["ppid"] in ours and p["status"] == psutil.STATUS_ZOMBIE]
+        # Read all at once, because a process may end between two reads.
+        infos = (process.info for process in psutil.process_iter(["ppid", "status", "pid"]))
+        return [p["pid"] for p in infos if p["ppid"] in own_pids and p["status"] == psutil.STATUS_ZOMBIE]
 
     eventually(lambda: not zombies())
 
 
-@pytest.mark.skipif(not settings.REDIS_URL, reason="needs REDIS_URL")
-def test_two_halls_on_one_redis_do_not_hear_each_other(hall: Hall) -> None:
+@pytest.mark.skipif(not settings.BROKER_URL.startswith("redis"), reason="needs REDIS_URL")
+def test_keys_in_redis_contain_the_id_of_the_hall(hall: Hall) -> None:
     import redis
 
     hall.add("one")
     hall.start()
     wait_for_status(hall, "one", "connected")
     assert call("one", "echo", {"text": "hi"}).status == "succeeded"
-    keys = [key.decode() for key in redis.Redis.from_url(settings.REDIS_URL).keys("*guildhall*")]
+    keys = [key.decode() for key in redis.Redis.from_url(settings.BROKER_URL).keys("*guildhall*")]
     hall_id = str(lease.hall().hall_id)
     assert [key for key in keys if hall_id in key]
 
 
-class MuteBroker:
-    """Accepts connections and never says a word."""
+def test_rabbitmq_has_a_queue_for_the_node_and_notifications_arrive_there(hall: Hall) -> None:
+    url = needs_service("AMQP_URL")
+    hall.add("one")
+    with Connection(url) as rabbitmq:
+        queue = node_queue()(rabbitmq.default_channel)
 
-    def __init__(self) -> None:
+        def state() -> Any:
+            return queue.queue_declare()  # RabbitMQ refuses another declaration with other properties
+
+        assert state().consumer_count == 0
+        guard = hall.start(CELERY_BROKER_URL=url)
+        eventually(lambda: state().consumer_count == 1, what="the runtime consumes notifications")
+        wait_for_status(hall, "one", "connected")
+        result = _invoke(hall, url)
+        assert json.loads(result.stdout)["status"] == "succeeded", result.stderr
+        assert "cannot be notified" not in result.stderr
+        guard.send_signal(signal.SIGTERM)
+        guard.wait(PATIENCE)
+        eventually(lambda: state().consumer_count == 0)
+        _invoke(hall, url, "--no-wait")
+        eventually(lambda: state().message_count == 1, what="the notification waits for the next runtime")
+        queue.delete()
+        _invoke(hall, url, "--no-wait")
+        with pytest.raises(rabbitmq.channel_errors, match="no queue"):  # a notification does not declare it again
+            queue(rabbitmq.default_channel).queue_declare(passive=True)
+        hall_exchange()(rabbitmq.channel()).delete()
+
+
+def test_the_runtime_receives_notifications_again_after_rabbitmq_was_away(hall: Hall) -> None:
+    url = needs_service("AMQP_URL")
+    proxy = make_proxy(url, 5672)
+    hall.add("one")
+    try:
+        with Connection(url) as rabbitmq:
+            queue = node_queue()(rabbitmq.default_channel)
+            hall.start(CELERY_BROKER_URL=through(proxy, url))
+            eventually(lambda: queue.queue_declare().consumer_count == 1, within=PATIENCE)
+            proxy.kill()
+            eventually(lambda: queue.queue_declare().consumer_count == 0, within=PATIENCE)
+            wait_for_status(hall, "one", "connected")
+            assert json.loads(_invoke(hall, url).stdout)["status"] == "succeeded"
+            proxy.heal()
+            eventually(lambda: queue.queue_declare().consumer_count == 1, within=PATIENCE, what=hall.output())
+            queue.delete()
+            hall_exchange()(rabbitmq.channel()).delete()
+    finally:
+        proxy.close()
+
+
+def _invoke(hall: Hall, broker_url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "manage.py", "invoke", "one", "echo", '{"text": "hi"}', "--json", *options],
+        env=hall.environment(CELERY_BROKER_URL=broker_url), capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+
+
+class MuteBroker:
+    """Accepts connections and never sends anything."""
+
+    def __init__(self, scheme: str) -> None:
         self._server = socket.create_server(("127.0.0.1", 0), backlog=64)
         self._clients: list[socket.socket] = []
-        self.url = f"redis://127.0.0.1:{self._server.getsockname()[1]}/0"
+        self.url = f"{scheme}://127.0.0.1:{self._server.getsockname()[1]}/0"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -259,26 +324,24 @@ class MuteBroker:
             client.close()
 
 
+@pytest.mark.parametrize("scheme", ["redis", "amqp"])
 @pytest.mark.parametrize("broker", ["mute", "dead"])
-def test_a_broker_that_is_mute_or_dead_delays_calls_and_loses_none(hall: Hall, broker: str) -> None:
-    mute = MuteBroker()
-    url = mute.url
+def test_a_broker_that_is_mute_or_dead_delays_calls_and_loses_none(hall: Hall, broker: str, scheme: str) -> None:
+    mute_broker = MuteBroker(scheme)
+    url = mute_broker.url
     if broker == "dead":
-        mute.close()
+        mute_broker.close()
     hall.add("one")
-    guard = hall.start(REDIS_URL=url)
+    guard = hall.start(CELERY_BROKER_URL=url)
     try:
         wait_for_status(hall, "one", "connected")
-        done = subprocess.run(
-            [sys.executable, "manage.py", "invoke", "one", "echo", '{"text": "hi"}', "--json"],
-            env=hall.environment(REDIS_URL=url), capture_output=True, text=True, timeout=30,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["status"] == "succeeded"
+        result = _invoke(hall, url)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["status"] == "succeeded"
         watch = Stopwatch()
         guard.send_signal(signal.SIGTERM)
         guard.wait(PATIENCE)
         assert watch.seconds < 4
         assert hall.tagged_processes() == []
     finally:
-        mute.close()
+        mute_broker.close()

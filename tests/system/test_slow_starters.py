@@ -1,4 +1,4 @@
-"""Servers that take long to start: slow by themselves, or because the machine is busy."""
+"""Servers that take long to start, because they are slow or because the machine is busy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def errors(name: str) -> list[str]:
     return list(changes.values_list("message", flat=True))
 
 
-def test_the_handshake_has_its_five_seconds_from_when_the_port_accepts(hall: Hall) -> None:
+def test_the_five_seconds_of_the_handshake_begin_when_the_port_accepts(hall: Hall) -> None:
     folder = hall.add("one")
     listen_after(folder, 3)
     edit(folder, 'if "hang-initialize" in MODES:', "time.sleep(3.5)\n            if 0:")
@@ -39,7 +39,7 @@ def test_the_handshake_has_its_five_seconds_from_when_the_port_accepts(hall: Hal
 
 
 def test_time_in_which_a_server_waits_for_a_cpu_does_not_count(hall: Hall) -> None:
-    """Three need 2.5 s of CPU each, and there is one for all of them."""
+    """Each of three members needs 2.5 s of CPU time, and all share one CPU."""
     for name in ("one", "two", "three"):
         folder = hall.add(name, "burn=2.5")
         edit(folder, '    if "burn" in MODES:', '    os.sched_setaffinity(0, {0})\n    if "burn" in MODES:')
@@ -49,19 +49,21 @@ def test_time_in_which_a_server_waits_for_a_cpu_does_not_count(hall: Hall) -> No
         assert errors(name) == []
 
 
-def test_one_that_does_not_listen_in_time_is_told_what_to_do_and_has_longer_at_the_next_try(hall: Hall) -> None:
+def test_a_late_listener_gets_an_error_with_start_timeout_and_more_time_afterwards(hall: Hall) -> None:
     listen_after(hall.add("one"), 6)
     hall.start()
     wait_for_status(hall, "one", "error")
-    (said,) = errors("one")
-    # Longer than 5 s where it waited for a CPU.
-    assert re.search(r"member 'one' could not be started: nothing listened on its port within \d s of its start", said)
-    assert "start_timeout" in said
+    (message,) = errors("one")
+    # It is longer than 5 s if the server waited for a CPU.
+    assert re.search(
+        r"member 'one' could not be started: nothing listened on its port within \d s of its start", message
+    )
+    assert "start_timeout" in message
     wait_for_status(hall, "one", "connected", within=30)
     assert len(errors("one")) == 1
 
 
-def test_a_member_that_failed_often_is_tried_on_every_few_minutes_and_everybody_is_told(hall: Hall) -> None:
+def test_a_member_that_failed_often_restarts_every_five_minutes_and_the_roster_says_so(hall: Hall) -> None:
     hall.add("one", "exit=1")
     hall.start()
     wait_for_status(hall, "one", "error")

@@ -1,4 +1,4 @@
-"""Whose children `manage.py up` ends: the hall's own, and nobody else's."""
+"""`manage.py up` ends the processes of the hall, and no other processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUIET = "import time; time.sleep(600)"
 
 
 class Up:
-    """`up` with a runtime of the test's own and its process ids in files of `folder`."""
+    """`up` with a runtime that the test defines. Processes write their ids into files of `folder`."""
 
     def __init__(
         self, folder: Path, *, runtime: str = QUIET, before: str = "", say: str = "print", **environment: str
@@ -70,23 +70,23 @@ class Up:
         return find()[0]
 
 
-Ups = Callable[..., Up]
+StartUp = Callable[..., Up]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Ups]:
-    started: list[Up] = []
+def start_up(tmp_path: Path) -> Iterator[StartUp]:
+    instances: list[Up] = []
 
     def start(**values: str) -> Up:
-        started.append(Up(tmp_path, **values))
-        return started[-1]
+        instances.append(Up(tmp_path, **values))
+        return instances[-1]
 
     yield start
-    for up in started:
+    for up in instances:
         with contextlib.suppress(psutil.Error):
-            left = psutil.Process(up.process.pid).children(recursive=True)
+            processes = psutil.Process(up.process.pid).children(recursive=True)
             up.process.kill()
-            for process in left:
+            for process in processes:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
         up.process.wait(10)
@@ -95,15 +95,15 @@ def run(tmp_path: Path) -> Iterator[Ups]:
             psutil.Process(int(file.read_text())).kill()
 
 
-def lives(pid: int) -> bool:
+def is_live(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
 
 
-def test_children_of_the_script_that_became_up_live_on_and_so_do_the_processes_they_leave(run: Ups) -> None:
-    up = run(
+def test_children_from_before_up_and_their_processes_are_not_ended(start_up: StartUp) -> None:
+    up = start_up(
         before="""
         # One is a child as a script leaves it; of the other the parent dies once `up` runs.
         leave = "sleep 600 & echo $! > $FOLDER/stranger-later; sleep 1"
@@ -113,44 +113,46 @@ def test_children_of_the_script_that_became_up_live_on_and_so_do_the_processes_t
         open(os.environ["FOLDER"] + "/parent", "w").write(str(left.pid))
         """
     )
-    strangers = [up.pid("stranger-early"), up.pid("stranger-later")]
+    stranger_pids = [up.pid("stranger-early"), up.pid("stranger-later")]
     web = up.part("sleep 600")
     eventually(lambda: not psutil.pid_exists(up.pid("parent")), what="the stranger's parent is reaped")
-    eventually(lambda: psutil.Process(strangers[1]).ppid() == up.process.pid, what="the stranger is adopted")
+    eventually(lambda: psutil.Process(stranger_pids[1]).ppid() == up.process.pid, what="the stranger is adopted")
     up.part("time.sleep").kill()
     eventually(lambda: "starting it again" in up.output())
-    assert all(map(lives, strangers))
+    assert all(map(is_live, stranger_pids))
     assert web.pid
     up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(10) == 0
-    assert all(map(lives, strangers))
+    assert all(map(is_live, stranger_pids))
 
 
-def test_a_stranger_that_was_adopted_is_reaped_when_it_ends(run: Ups) -> None:
-    up = run(before='subprocess.Popen(["sh", "-c", "sleep 1 & echo $! > $FOLDER/stranger"])')
-    stranger = up.pid("stranger")
-    eventually(lambda: not psutil.pid_exists(stranger), what="the stranger is reaped")
+def test_an_adopted_process_is_reaped_when_it_ends(start_up: StartUp) -> None:
+    up = start_up(before='subprocess.Popen(["sh", "-c", "sleep 1 & echo $! > $FOLDER/stranger"])')
+    stranger_pid = up.pid("stranger")
+    eventually(lambda: not psutil.pid_exists(stranger_pid), what="the stranger is reaped")
     assert up.process.poll() is None
 
 
-@pytest.mark.parametrize("clean", ["env -i setsid", "setsid"])
-def test_what_a_part_leaves_is_ended_when_the_part_was_killed(run: Ups, clean: str) -> None:
-    up = run(
+@pytest.mark.parametrize("launcher", ["env -i setsid", "setsid"])
+def test_processes_of_a_killed_part_are_ended(start_up: StartUp, launcher: str) -> None:
+    up = start_up(
         runtime=f"""
         import os, subprocess, time
-        subprocess.run("{clean} sleep 600 & echo $! > $FOLDER/left", shell=True)
+        subprocess.run("{launcher} sleep 600 & echo $! > $FOLDER/left", shell=True)
         time.sleep(600)
         """
     )
-    left = up.pid("left")
-    eventually(lambda: command_of(psutil.Process(left)).startswith("sleep"), what="it has its own environment")
+    orphan_pid = up.pid("left")
+    eventually(
+        lambda: command_of(psutil.Process(orphan_pid)).startswith("sleep"), what="the orphan has its own environment"
+    )
     up.part("time.sleep").kill()
-    eventually(lambda: not lives(left), within=5, what=up.output())
+    eventually(lambda: not is_live(orphan_pid), within=5, what=up.output())
     assert up.process.poll() is None
 
 
-def test_without_birthmarks_the_environment_tells_what_is_of_the_hall(run: Ups) -> None:
-    up = run(
+def test_without_birthmarks_the_environment_identifies_processes_of_the_hall(start_up: StartUp) -> None:
+    up = start_up(
         before="up.birthmark.sys = type(sys)('elsewhere'); up.birthmark.sys.platform = 'elsewhere'",
         runtime="""
         import os, subprocess, time
@@ -158,14 +160,14 @@ def test_without_birthmarks_the_environment_tells_what_is_of_the_hall(run: Ups) 
         time.sleep(600)
         """,
     )
-    left = up.pid("left")
+    orphan_pid = up.pid("left")
     up.part("time.sleep").kill()
-    eventually(lambda: not lives(left), within=5, what=up.output())
+    eventually(lambda: not is_live(orphan_pid), within=5, what=up.output())
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_frozen_part_is_killed_when_patience_ends_and_what_it_started_ends_too(run: Ups, times: int) -> None:
-    up = run(
+def test_a_frozen_part_and_its_processes_are_killed_after_the_patience(start_up: StartUp, times: int) -> None:
+    up = start_up(
         before="up.PATIENCE_SECONDS = 0.5 if os.environ['TIMES'] == '1' else 60",
         runtime="""
         import subprocess, time
@@ -174,20 +176,20 @@ def test_a_frozen_part_is_killed_when_patience_ends_and_what_it_started_ends_too
         """,
         TIMES=str(times),
     )
-    left = up.pid("left")
+    orphan_pid = up.pid("left")
 
     def sleepers() -> list[int]:
-        return [part.pid for part in up.parts if part.pid != left and command_of(part).startswith("sleep")]
+        return [part.pid for part in up.parts if part.pid != orphan_pid and command_of(part).startswith("sleep")]
 
     eventually(sleepers, what="the web runs its program")
     (web,) = sleepers()
     up.part("time.sleep").suspend()
     up.process.send_signal(signal.SIGTERM)
-    eventually(lambda: not lives(web), what="the web has ended")
+    eventually(lambda: not is_live(web), what="the web has ended")
     if times == 2:
         up.process.send_signal(signal.SIGTERM)
     assert up.process.wait(10) == 0
-    assert not lives(left)
+    assert not is_live(orphan_pid)
 
 
 FULL_PIPE = """
@@ -201,8 +203,8 @@ def say(text): os.write(writer, text.encode())
 """
 
 
-def test_what_a_part_leaves_is_ended_even_when_saying_so_takes_for_ever(run: Ups) -> None:
-    up = run(
+def test_processes_of_a_killed_part_are_ended_while_the_output_is_blocked(start_up: StartUp) -> None:
+    up = start_up(
         before=FULL_PIPE,
         say="say",
         runtime="""
@@ -211,6 +213,6 @@ def test_what_a_part_leaves_is_ended_even_when_saying_so_takes_for_ever(run: Ups
         time.sleep(600)
         """,
     )
-    left = up.pid("left")
+    orphan_pid = up.pid("left")
     up.part("time.sleep").kill()
-    eventually(lambda: not lives(left), within=5, what="it is ended")
+    eventually(lambda: not is_live(orphan_pid), within=5, what="the orphan is ended")

@@ -1,4 +1,4 @@
-"""Members that are remote servers: a process that the hall did not start, which lets in nobody without a secret."""
+"""Members that are remote servers. The hall does not start their process, and they need a secret in each request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG_KEY = "wrong-hunter2-hunter2"
 
 
 class RemoteServer:
-    """A server outside the hall, on a port outside its range; it may be killed and started again."""
+    """A server outside the hall, on a port outside its range. It can be killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,52 +64,52 @@ def add_remote(hall: Hall, url: str, **manifest: Any) -> Path:
     return folder
 
 
-def test_a_remote_server_is_listed_called_missed_and_found_again(hall: Hall, server: RemoteServer) -> None:
+def test_a_remote_server_serves_calls_and_reconnects_after_a_failure(hall: Hall, server: RemoteServer) -> None:
     add_remote(hall, server.url)
     hall.add("near")
     hall.start(FAR_TOKEN=TOKEN)
     row = wait_for_status(hall, "far", "connected")
     wait_for_status(hall, "near", "connected")
     assert (row.endpoint, row.port, row.pid) == (server.url, None, None)
-    assert len(hall.tagged_processes()) == 1  # near's
+    assert len(hall.tagged_processes()) == 1  # the process of `near`
     assert call("far", "echo", {"text": "hi"}).result == {"content": [{"type": "text", "text": "hi"}]}
     assert call("far", "fail").error_kind == "tool"
 
     server.kill()
-    missed = call("far", "echo", {"text": "hi"})
-    assert (missed.status, missed.error_kind) == ("failed", "unavailable")
+    failed_call = call("far", "echo", {"text": "hi"})
+    assert (failed_call.status, failed_call.error_kind) == ("failed", "unavailable")
     assert "does not answer at" in wait_for_status(hall, "far", "error").last_error
     assert call("near", "echo", {"text": "hi"}).status == "succeeded"
 
     server.start()
-    waiting = queue("far", "echo", {"text": "back"})
+    queued_call = queue("far", "echo", {"text": "back"})
     wait_for_status(hall, "far", "connected", within=25)
-    eventually(lambda: not waiting.refresh_from_db() and waiting.status == "succeeded")
+    eventually(lambda: not queued_call.refresh_from_db() and queued_call.status == "succeeded")
 
 
-def test_a_stop_leaves_the_server_alone_and_the_runtime_ends_without_it(hall: Hall, server: RemoteServer) -> None:
+def test_a_stop_of_the_member_or_the_runtime_leaves_the_remote_server_running(hall: Hall, server: RemoteServer) -> None:
     add_remote(hall, server.url)
     runtime = hall.start(FAR_TOKEN=TOKEN)
     wait_for_status(hall, "far", "connected")
     assert hall.manage("member", "stop", "far").returncode == 0
-    assert call("far", "echo", {"text": "hi"}).status == "succeeded"  # which connected it again
-    lost = queue("far", "sleep", {"seconds": 60})
-    eventually(lambda: not lost.refresh_from_db() and lost.status == "running")
+    assert call("far", "echo", {"text": "hi"}).status == "succeeded"  # this call connected it again
+    running_call = queue("far", "sleep", {"seconds": 60})
+    eventually(lambda: not running_call.refresh_from_db() and running_call.status == "running")
     runtime.terminate()
     assert runtime.wait(PATIENCE) == 0
-    lost.refresh_from_db()
-    assert (lost.status, lost.error_kind) == ("failed", "lost")
+    running_call.refresh_from_db()
+    assert (running_call.status, running_call.error_kind) == ("failed", "lost")
     wait_for_status(hall, "far", "disconnected")
     assert server.process is not None
     assert server.process.poll() is None
 
 
-def test_secrets_are_nowhere_but_in_what_is_sent(hall: Hall, server: RemoteServer) -> None:
+def test_header_secrets_appear_only_in_requests_to_the_server(hall: Hall, server: RemoteServer) -> None:
     folder = add_remote(hall, server.url)
     (folder / "key.txt").write_text(WRONG_KEY)
     hall.add("near")
     bring_up(hall, "near", FAR_TOKEN=TOKEN)
-    # The server says what it was sent, and the hall says why the member is in error.
+    # The server repeats the secret in its response, and the hall masks it in the error.
     assert "nobody knows X-Api-Key: ***" in wait_for_status(hall, "far", "error").last_error
     (folder / "key.txt").write_text(KEY)
     wait_for_status(hall, "far", "connected", within=25)
@@ -118,15 +118,15 @@ def test_secrets_are_nowhere_but_in_what_is_sent(hall: Hall, server: RemoteServe
     assert hall.manage("member", "restart", "far").returncode != 0
     assert "the file key.txt does not exist" in wait_for_status(hall, "far", "error").last_error
 
-    answers = [said_over_rest(hall), hall.manage("roster", "--json").stdout, hall.manage("check_members").stdout]
-    near = json.loads(call("near", "environment").result["content"][0]["text"])
+    outputs = [rest_texts(hall), hall.manage("roster", "--json").stdout, hall.manage("check_members").stdout]
+    environment = json.loads(call("near", "environment").result["content"][0]["text"])
     places = {
-        "REST and commands": "\n".join(answers),
+        "REST and commands": "\n".join(outputs),
         "database": tables(),
         "console": hall.output(),
         "files": "\n".join(path.read_text("latin-1") for path in hall.data_dir.rglob("*") if path.is_file()),
         "command lines": "\n".join(command_lines()),
-        "another member": json.dumps(near),
+        "another member": json.dumps(environment),
     }
     assert "${env:FAR_TOKEN}" in places["REST and commands"]
     assert "${env:FAR_TOKEN}" in places["database"]
@@ -135,25 +135,25 @@ def test_secrets_are_nowhere_but_in_what_is_sent(hall: Hall, server: RemoteServe
         assert "hunter2" not in text, place
 
 
-def said_over_rest(hall: Hall) -> str:
+def rest_texts(hall: Hall) -> str:
     headers = {"Authorization": f"Bearer {token_of(hall)}"}
     paths = ("roster/", "members/", "members/far/", "members/far/logs/", "members/far/status-changes/", "calls/")
-    answers = [requests.get(f"{hall.url}/api/{path}", headers=headers, timeout=10) for path in paths]
-    assert [answer.status_code for answer in answers] == [200] * len(paths)
-    return "\n".join(answer.text for answer in answers)
+    responses = [requests.get(f"{hall.url}/api/{path}", headers=headers, timeout=10) for path in paths]
+    assert [response.status_code for response in responses] == [200] * len(paths)
+    return "\n".join(response.text for response in responses)
 
 
 def tables() -> str:
-    """Every row of every table; of SQLite the bytes of the file too, with what was there before."""
-    said = []
+    """Every row of every table, and for SQLite also the bytes of its files, which contain deleted rows."""
+    texts = []
     with connection.cursor() as cursor:
         for name in connection.introspection.table_names(cursor):
             cursor.execute(f"SELECT * FROM {connection.ops.quote_name(name)}")
-            said += [repr(row) for row in cursor.fetchall()]
+            texts += [repr(row) for row in cursor.fetchall()]
     if connection.vendor == "sqlite":
         file = Path(connection.settings_dict["NAME"])
-        said += [path.read_text("latin-1") for path in file.parent.glob(f"{file.name}*")]
-    return "\n".join(said)
+        texts += [path.read_text("latin-1") for path in file.parent.glob(f"{file.name}*")]
+    return "\n".join(texts)
 
 
 def command_lines() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What README and docs show can be read by the program it is for, and what they link to is there."""
+"""The examples in README and docs are valid for their programs, and all links lead to existing places."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
     assert broken == []
 
 
-def test_bash_reads_every_shell_block() -> None:
+def test_every_shell_block_has_valid_syntax() -> None:
     for block in all_blocks("sh"):
-        done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=30)
-        assert done.returncode == 0, f"{block.name}: {done.stderr}"
+        process = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, timeout=30)
+        assert process.returncode == 0, f"{block.name}: {process.stderr}"
 
 
 @pytest.mark.parametrize("block", all_blocks("json"), ids=lambda block: block.name)
-def test_a_json_block_is_json(block: Block) -> None:
+def test_every_json_block_is_valid_json(block: Block) -> None:
     json.loads(block.text)
 
 
 @pytest.mark.parametrize("block", all_blocks("python"), ids=lambda block: block.name)
-def test_a_python_block_compiles(block: Block) -> None:
+def test_every_python_block_compiles(block: Block) -> None:
     ast.parse(block.text)
 
 

@@ -1,4 +1,4 @@
-"""What ships: image, compose file, requirements, Makefile. No Docker is asked; tests/system runs the shape."""
+"""The released files: image, compose file, requirements, Makefile. No Docker is needed. tests/system runs them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HALL = {name: service for name, service in SERVICES.items() if service["image"] 
 
 
 def environment(name: str) -> dict[str, str]:
-    """As compose gives it, with every ${VARIABLE} that has a default left unset, and `sesame` for the others."""
+    """The environment of a service if only the variables without a default are set, each to `sesame`."""
 
     def value(match: re.Match[str]) -> str:
         return match[2] if match[1] == ":-" else "sesame"
@@ -44,7 +44,7 @@ def environment(name: str) -> dict[str, str]:
 
 
 def mounts(name: str) -> dict[str, str]:
-    """Where in the container, and what."""
+    """The mounts of a service by their path in the container."""
     return {mount.split(":")[1]: mount for mount in SERVICES[name].get("volumes", [])}
 
 
@@ -53,11 +53,11 @@ def product_text() -> str:
 
 
 def product_files() -> Iterator[Path]:
-    for place in PRODUCT:
-        yield from [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py"))
+    for path in PRODUCT:
+        yield from [ROOT / path] if path.endswith(".py") else sorted((ROOT / path).rglob("*.py"))
 
 
-def test_the_production_shape_is_web_one_runtime_redis_and_postgres() -> None:
+def test_compose_has_web_one_runtime_redis_and_postgres() -> None:
     assert set(SERVICES) == {"prepare", "web", "runtime", "redis", "postgres"}
     assert set(HALL) == {"prepare", "web", "runtime"}
     assert "deploy" not in SERVICES["runtime"]
@@ -65,45 +65,45 @@ def test_the_production_shape_is_web_one_runtime_redis_and_postgres() -> None:
 
 
 @pytest.mark.parametrize("name", ["web", "runtime", "redis", "postgres"])
-def test_what_stays_up_is_restarted_and_has_a_health_check(name: str) -> None:
+def test_long_running_services_restart_and_have_a_health_check(name: str) -> None:
     assert SERVICES[name]["restart"] == "unless-stopped"
-    check = SERVICES[name].get("healthcheck", {}).get("test")
-    assert check or (name == "web" and "HEALTHCHECK" in instructions())
+    health_check = SERVICES[name].get("healthcheck", {}).get("test")
+    assert health_check or (name == "web" and "HEALTHCHECK" in instructions())
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_a_container_prints_does_not_fill_the_disk(name: str) -> None:
+def test_the_log_of_a_container_has_a_size_limit(name: str) -> None:
     logging = SERVICES[name]["logging"]
     assert (logging["driver"], set(logging["options"])) == ("json-file", {"max-size", "max-file"})
 
 
-def test_services_wait_for_what_they_need() -> None:
+def test_services_wait_for_their_dependencies() -> None:
     for name, service in SERVICES.items():
-        for needed, how in service.get("depends_on", {}).items():
-            assert needed in SERVICES, name
-            if how["condition"] == "service_healthy":
-                assert "test" in SERVICES[needed]["healthcheck"]
+        for dependency, options in service.get("depends_on", {}).items():
+            assert dependency in SERVICES, name
+            if options["condition"] == "service_healthy":
+                assert "test" in SERVICES[dependency]["healthcheck"]
     for name in ("web", "runtime"):
         assert SERVICES[name]["depends_on"]["prepare"] == {"condition": "service_completed_successfully"}
         assert SERVICES[name]["depends_on"]["postgres"] == {"condition": "service_healthy"}
     assert SERVICES["prepare"]["restart"] == "no"
 
 
-def test_data_and_database_outlive_their_containers_and_members_are_mounted() -> None:
-    named = {mount.split(":")[0] for name in SERVICES for mount in mounts(name).values() if mount[0] not in "./"}
-    assert named == set(COMPOSE["volumes"])
+def test_data_database_and_members_are_mounted() -> None:
+    volumes = {mount.split(":")[0] for name in SERVICES for mount in mounts(name).values() if mount[0] not in "./"}
+    assert volumes == set(COMPOSE["volumes"])
     assert "/var/lib/postgresql/data" in mounts("postgres")
     for name in HALL:
         assert mounts(name)["/data"] == "data:/data"
-    # The members' own folders are theirs to write into; the web only looks.
+    # Members may write into their own folders. The web only reads them.
     assert mounts("runtime")["/app/guild-members"] == "./guild-members:/app/guild-members"
     assert mounts("web")["/app/guild-members"].endswith(":ro")
 
 
-def test_nothing_is_open_to_the_network_by_itself() -> None:
-    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert set(published) == {"web", "runtime"}
-    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+def test_published_ports_are_local() -> None:
+    ports_by_service = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert set(ports_by_service) == {"web", "runtime"}
+    assert all(port.startswith("127.0.0.1:") for ports in ports_by_service.values() for port in ports)
 
 
 def test_no_password_has_a_default() -> None:
@@ -115,25 +115,27 @@ def test_no_password_has_a_default() -> None:
     assert environment("prepare")["GUILD_HALL_ADMIN_PASSWORD"] == ""
 
 
-def test_every_variable_is_one_that_the_hall_reads() -> None:
+def test_the_hall_reads_every_variable_of_the_compose_file() -> None:
     text = product_text()
-    given = {variable for name in HALL for variable in environment(name)}
-    given |= {line.split("=")[0] for line in instructions()["ENV"].split() if line.startswith("GUILD_HALL")}
-    assert [variable for variable in sorted(given) if f'"{variable}"' not in text] == []
-    in_compose = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
-    assert {name for name in in_compose if f'"{name}"' not in text} == {"POSTGRES_PASSWORD"}
+    variables = {variable for name in HALL for variable in environment(name)}
+    variables |= {line.split("=")[0] for line in instructions()["ENV"].split() if line.startswith("GUILD_HALL")}
+    assert [variable for variable in sorted(variables) if f'"{variable}"' not in text] == []
+    compose_variables = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
+    assert {name for name in compose_variables if f'"{name}"' not in text} == {"POSTGRES_PASSWORD"}
 
 
 @pytest.mark.parametrize("name", HALL)
-def test_the_settings_accept_what_compose_gives(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = dict(part.split("=", 1) for part in instructions()["ENV"].split())
-    for key, value in {**image, **environment(name), "GUILD_HALL_DATA_DIR": str(tmp_path)}.items():
+def test_the_settings_accept_the_environment_of_the_compose_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image_environment = dict(part.split("=", 1) for part in instructions()["ENV"].split())
+    for key, value in {**image_environment, **environment(name), "GUILD_HALL_DATA_DIR": str(tmp_path)}.items():
         monkeypatch.setenv(key, value)
     settings = runpy.run_path(str(ROOT / "guildhall" / "settings.py"))
     database = settings["DATABASES"]["default"]
     assert (database["HOST"], database["USER"]) == ("postgres", environment("postgres")["POSTGRES_USER"])
     assert (database["NAME"], database["PASSWORD"]) == (environment("postgres")["POSTGRES_DB"], "sesame")
-    assert settings["REDIS_URL"] == "redis://redis:6379/0"
+    assert settings["BROKER_URL"] == "redis://redis:6379/0"
     assert settings["GUILD_HALL_WEB_WORKERS"] == (2 if name == "web" else 1)
     assert "0.0.0.0" not in settings["ALLOWED_HOSTS"]
 
@@ -141,43 +143,43 @@ def test_the_settings_accept_what_compose_gives(name: str, tmp_path: Path, monke
 def commands() -> Iterator[list[str]]:
     for service in HALL.values():
         yield service["command"]
-        test = service.get("healthcheck", {}).get("test", [])
-        yield from [test[1:]] if test else []
+        health_check = service.get("healthcheck", {}).get("test", [])
+        yield from [health_check[1:]] if health_check else []
     yield ast.literal_eval(instructions()["CMD"])
 
 
 def test_every_command_exists() -> None:
-    seen = set()
+    commands_of_manage = set()
     for argv in commands():
         assert argv[0] == "python"
         if argv[1] == "manage.py":
             assert argv[2] in get_commands(), argv
-            seen.add(argv[2])
+            commands_of_manage.add(argv[2])
             help_text = subprocess.run(
                 [sys.executable, "manage.py", argv[2], "--help"], cwd=ROOT, capture_output=True, text=True, check=True
             ).stdout
             assert [option for option in argv[3:] if option not in help_text] == []
         else:
             assert argv[1:] == ["-m", "guildhall.web"]
-    assert seen == {"prepare", "runtime", "up"}
+    assert commands_of_manage == {"prepare", "runtime", "up"}
 
 
 # Dockerfile -------------------------------------------------------------------------------------------------------
 
 
 def instructions() -> dict[str, str]:
-    """The last one of each kind, lines that go on joined, comments left out."""
+    """The last instruction of each kind, with continued lines joined and without comments."""
     lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
-    joined = "\n".join(lines).replace("\\\n", " ").splitlines()
-    return {line.split(" ", 1)[0]: line.split(" ", 1)[1].strip() for line in joined}
+    joined_lines = "\n".join(lines).replace("\\\n", " ").splitlines()
+    return {line.split(" ", 1)[0]: line.split(" ", 1)[1].strip() for line in joined_lines}
 
 
-def copied() -> set[str]:
+def copied_sources() -> set[str]:
     lines = re.findall(r"^COPY (?:--\S+ )?(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     return {source for line in lines for source in line.split()}
 
 
-def test_the_image_is_no_root_on_a_python_that_is_new_enough_with_wheels_for_everything() -> None:
+def test_the_image_does_not_run_as_root_and_has_a_supported_python() -> None:
     uid, _, gid = instructions()["USER"].partition(":")
     assert (int(uid), int(gid)) > (0, 0)
     text = (ROOT / "Dockerfile").read_text()
@@ -187,15 +189,15 @@ def test_the_image_is_no_root_on_a_python_that_is_new_enough_with_wheels_for_eve
     assert int(image[1]) >= 11
 
 
-def test_the_image_holds_the_product_and_nothing_private() -> None:
-    assert copied() == {*PRODUCT, "guild-members", "requirements.txt"}
-    assert all((ROOT / source).exists() for source in copied())
-    ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert ignored[0] == "*"
-    assert {line[1:] for line in ignored if line.startswith("!")} == copied()
+def test_the_image_contains_only_the_product() -> None:
+    assert copied_sources() == {*PRODUCT, "guild-members", "requirements.txt"}
+    assert all((ROOT / source).exists() for source in copied_sources())
+    ignore_lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignore_lines[0] == "*"
+    assert {line[1:] for line in ignore_lines if line.startswith("!")} == copied_sources()
 
 
-def test_the_health_check_asks_an_address_that_answers(client: Any) -> None:
+def test_the_health_check_uses_an_existing_address(client: Any) -> None:
     path = re.search(r"http://127\.0\.0\.1:8000(/\w+)", instructions()["HEALTHCHECK"])
     assert path
     assert client.get(path[1]).status_code == 200
@@ -206,8 +208,8 @@ def test_the_health_check_asks_an_address_that_answers(client: Any) -> None:
 
 def requirements(name: str) -> dict[str, Requirement]:
     lines = [line.split("#")[0].strip() for line in (ROOT / name).read_text().splitlines()]
-    parsed = [Requirement(line) for line in lines if line and not line.startswith("-r ")]
-    return {canonical(requirement.name): requirement for requirement in parsed}
+    parsed_lines = [Requirement(line) for line in lines if line and not line.startswith("-r ")]
+    return {canonical(requirement.name): requirement for requirement in parsed_lines}
 
 
 def canonical(name: str) -> str:
@@ -219,31 +221,31 @@ class WithoutTyping(ast.NodeTransformer):
         return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
 
-def imported(paths: Iterator[Path]) -> dict[str, set[str]]:
-    """Top-level modules that are neither the standard library's nor ours, and where they are imported."""
-    own = {"guildhall", "roster", "mcp_runtime", "tests", "bench"}
-    found: dict[str, set[str]] = {}
+def imported_modules(paths: Iterator[Path]) -> dict[str, set[str]]:
+    """Top-level modules from other packages, with the files that import them."""
+    own_packages = {"guildhall", "roster", "mcp_runtime", "tests", "bench"}
+    importers: dict[str, set[str]] = {}
     for path in paths:
         for node in ast.walk(WithoutTyping().visit(ast.parse(path.read_text()))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
-            for module in {name.split(".")[0] for name in names} - own - sys.stdlib_module_names:
-                found.setdefault(module, set()).add(str(path.relative_to(ROOT)))
-    return found
+            for module in {name.split(".")[0] for name in names} - own_packages - sys.stdlib_module_names:
+                importers.setdefault(module, set()).add(str(path.relative_to(ROOT)))
+    return importers
 
 
-def not_required(modules: dict[str, set[str]], wanted: set[str]) -> dict[str, set[str]]:
+def not_required(modules: dict[str, set[str]], required: set[str]) -> dict[str, set[str]]:
     distributions = metadata.packages_distributions()
     return {
-        module: where
-        for module, where in modules.items()
-        if not {canonical(name) for name in distributions.get(module, [])} & wanted
+        module: importers
+        for module, importers in modules.items()
+        if not {canonical(name) for name in distributions.get(module, [])} & required
     }
 
 
 def test_every_package_that_the_product_imports_is_required() -> None:
-    modules = imported(product_files())
+    modules = imported_modules(product_files())
     # Optional, and only in the one program that runs an agent.
     assert modules.pop("claude_agent_sdk") == {"mcp_runtime/agents/host.py"}
     assert "claude-agent-sdk" in requirements("requirements-agent.txt")
@@ -251,26 +253,26 @@ def test_every_package_that_the_product_imports_is_required() -> None:
 
 
 def test_every_package_that_tests_and_bench_import_is_required() -> None:
-    wanted = {*requirements("requirements.txt"), *requirements("requirements-dev.txt")}
+    required = {*requirements("requirements.txt"), *requirements("requirements-dev.txt")}
     paths = [path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py")]
-    # npm comes with Python of its own, and those that are measured beside the hall with whole environments.
-    modules = imported(path for path in paths if not {"node_modules", ".peers"} & set(path.parts))
-    # Optional, and only in the process that fuzzes: there is no wheel of it for everybody.
+    # npm contains Python files, and the peers of the benchmark have whole environments.
+    modules = imported_modules(path for path in paths if not {"node_modules", ".peers"} & set(path.parts))
+    # Optional, and only in the process that fuzzes, because it has no wheel for some platforms.
     assert modules.pop("atheris") == {"tests/attack/fuzz.py"}
     assert "atheris" in requirements("requirements-fuzz.txt")
     # An extra of psycopg's requirement.
     assert "pool" in requirements("requirements.txt")["psycopg"].extras
-    assert not_required(modules, {*wanted, "psycopg-pool"}) == {}
+    assert not_required(modules, {*required, "psycopg-pool"}) == {}
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
-def test_requirements_are_what_is_installed(name: str) -> None:
+def test_installed_versions_fulfil_the_requirements(name: str) -> None:
     for requirement in requirements(name).values():
         assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), requirement
 
 
-def test_what_the_hall_runs_on_has_an_upper_bound() -> None:
-    """A new major version is tried before strangers get it."""
+def test_requirements_have_an_upper_version_limit() -> None:
+    """A new major version is tried before users get it."""
     for requirement in [*requirements("requirements.txt").values(), *requirements("requirements-agent.txt").values()]:
         assert {specifier.operator for specifier in requirement.specifier} & {"~=", "<", "=="}, requirement
 
@@ -279,7 +281,7 @@ def test_what_the_hall_runs_on_has_an_upper_bound() -> None:
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
-# A Python that writes down what it is asked. `django` is there when the file `works` is.
+# A Python that writes its commands to a log. `django` is installed if the file `works` exists.
 FAKE_PYTHON = """#!/bin/sh
 here=$(cd "$(dirname "$0")" && pwd)
 case "$*" in
@@ -296,7 +298,7 @@ esac
 
 
 class BareMachine:
-    """A checkout's Makefile with a PATH that holds a shell's tools and the Pythons it is given."""
+    """The Makefile of a checkout with a PATH that contains only shell tools and the Pythons of the test."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -305,8 +307,8 @@ class BareMachine:
         for name in ("Makefile", "requirements.txt", "requirements-dev.txt"):
             shutil.copy(ROOT / name, folder)
         for tool in ("sh", "make", "test", "touch", "rm", "basename", "dirname", "mkdir", "cp", "sed", "echo"):
-            if found := shutil.which(tool):
-                (self._bin / tool).symlink_to(found)
+            if tool_path := shutil.which(tool):
+                (self._bin / tool).symlink_to(tool_path)
 
     def python(self, name: str, script: str) -> None:
         path = self._bin / name
@@ -325,7 +327,7 @@ class BareMachine:
         )
 
     def log(self) -> list[str]:
-        """What the Pythons were asked since the last look."""
+        """The commands of the Pythons since the last read."""
         path = self.folder / "log"
         lines = path.read_text().splitlines() if path.exists() else []
         path.unlink(missing_ok=True)
@@ -338,7 +340,7 @@ def machine(tmp_path: Path) -> BareMachine:
 
 
 @needs_make
-def test_make_run_installs_once_and_then_needs_no_pip(machine: BareMachine) -> None:
+def test_make_run_installs_only_once(machine: BareMachine) -> None:
     machine.python("python3", FAKE_PYTHON)
     assert machine.make("run").returncode == 0
     assert machine.log() == ["venv", "install requirements.txt", "up"]
@@ -351,14 +353,14 @@ def test_make_run_installs_again_when_the_requirements_changed(machine: BareMach
     machine.python("python3", FAKE_PYTHON)
     machine.make("run")
     machine.log()
-    newer = (machine.folder / ".venv" / ".installed").stat().st_mtime + 10
-    os.utime(machine.folder / "requirements.txt", (newer, newer))
+    newer_time = (machine.folder / ".venv" / ".installed").stat().st_mtime + 10
+    os.utime(machine.folder / "requirements.txt", (newer_time, newer_time))
     machine.make("run")
     assert machine.log() == ["install requirements.txt", "up"]
 
 
 @needs_make
-def test_an_installation_that_was_interrupted_heals_at_the_next_run(machine: BareMachine) -> None:
+def test_an_interrupted_installation_is_repeated_at_the_next_run(machine: BareMachine) -> None:
     machine.python("python3", FAKE_PYTHON)
     (machine.folder / "broken").touch()
     assert machine.make("run").returncode != 0
@@ -369,7 +371,7 @@ def test_an_installation_that_was_interrupted_heals_at_the_next_run(machine: Bar
 
 
 @needs_make
-def test_an_environment_whose_python_was_replaced_is_made_anew(machine: BareMachine) -> None:
+def test_an_environment_whose_python_was_replaced_is_created_again(machine: BareMachine) -> None:
     machine.python("python3", FAKE_PYTHON)
     machine.make("run")
     machine.log()
@@ -379,30 +381,30 @@ def test_an_environment_whose_python_was_replaced_is_made_anew(machine: BareMach
 
 
 @needs_make
-def test_a_python_without_venv_says_which_package_to_install(machine: BareMachine) -> None:
+def test_the_error_about_a_python_without_venv_names_the_package(machine: BareMachine) -> None:
     machine.python("python3", FAKE_PYTHON.replace("*ensurepip*) exit 0", "*ensurepip*) exit 1"))
-    done = machine.make("run")
-    assert done.returncode != 0
-    assert "Python 3.11.99 lacks venv" in done.stdout
-    assert "apt-get install python3-venv" in done.stdout
+    process = machine.make("run")
+    assert process.returncode != 0
+    assert "Python 3.11.99 lacks venv" in process.stdout
+    assert "apt-get install python3-venv" in process.stdout
 
 
 @needs_make
-def test_a_python_that_is_too_old_is_passed_over_for_a_newer_one(machine: BareMachine) -> None:
-    old = '#!/bin/sh\ntest "$1" = --version && echo Python 3.10.13\nexit 1\n'
-    machine.python("python3", old)
-    done = machine.make("run")
-    assert done.returncode != 0
-    assert "needs Python 3.11 or newer" in done.stdout
-    assert "Python 3.10.13" in done.stdout
+def test_a_newer_python_is_used_instead_of_one_that_is_too_old(machine: BareMachine) -> None:
+    old_python = '#!/bin/sh\ntest "$1" = --version && echo Python 3.10.13\nexit 1\n'
+    machine.python("python3", old_python)
+    process = machine.make("run")
+    assert process.returncode != 0
+    assert "needs Python 3.11 or newer" in process.stdout
+    assert "Python 3.10.13" in process.stdout
     machine.python("python3.12", FAKE_PYTHON)
     assert machine.make("run").returncode == 0
     assert machine.log()[-1] == "up"
 
 
 @needs_make
-def test_without_any_python_it_says_what_to_install(machine: BareMachine) -> None:
-    done = machine.make("run")
-    assert done.returncode != 0
-    assert "no python3" in done.stdout
-    assert "apt-get install python3 python3-venv" in done.stdout
+def test_the_error_about_a_missing_python_names_the_package(machine: BareMachine) -> None:
+    process = machine.make("run")
+    assert process.returncode != 0
+    assert "no python3" in process.stdout
+    assert "apt-get install python3 python3-venv" in process.stdout

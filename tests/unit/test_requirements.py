@@ -13,14 +13,14 @@ from tests.conftest import ROOT
 
 EXPECTED = [
     *(f"REQ-MCP-HTTP-{number}" for number in range(1, 45)),
-    *("REQ-MCP-HTTP-10b", "REQ-MCP-HTTP-11b"),  # two numbers were given twice
+    *("REQ-MCP-HTTP-10b", "REQ-MCP-HTTP-11b"),  # two numbers were used twice
     *(f"E-{number}" for number in range(1, 4)),
     *(f"SC-{number}" for number in range(1, 13)),
     *(f"V-{number}" for number in range(1, 10)),
     *(f"000-{number}" for number in range(1, 9)),
     *(f"001-{number}" for number in range(1, 16)),
     *(f"004-AC{number}" for number in range(1, 6)),
-    *(f"P-{number}" for number in range(1, 11)),  # not the seeds', our own: docs/architecture.md
+    *(f"P-{number}" for number in range(1, 11)),  # our own demands, from docs/architecture.md
 ]
 ISSUE = re.compile(r"\bissue [34]\b")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -28,12 +28,12 @@ TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 def rows() -> list[tuple[str, str, str]]:
     """Id, demand and proof of every row."""
-    found = []
+    table_rows = []
     for line in (ROOT / "docs" / "requirements.md").read_text().splitlines():
         match = re.fullmatch(r"\| (\S+) \| (.+) \| (.+) \|", line)
         if match and match[1] not in ("Id", "---"):
-            found.append((match[1], match[2], match[3]))
-    return found
+            table_rows.append((match[1], match[2], match[3]))
+    return table_rows
 
 
 @cache
@@ -43,13 +43,13 @@ def names_in(path: str) -> frozenset[str]:
     return frozenset(name for name in functions if name.startswith("test_"))
 
 
-def test_every_demand_is_there_once_and_nothing_else() -> None:
+def test_every_demand_is_in_the_table_once() -> None:
     assert collections.Counter(row[0] for row in rows()) == collections.Counter(EXPECTED)
 
 
 @pytest.mark.parametrize(("demand", "proof"), [(row[0], row[2]) for row in rows()])
-def test_every_demand_has_tests_that_exist_or_names_the_issue_it_waits_for(demand: str, proof: str) -> None:
-    named = TEST.findall(proof)
-    assert named or ISSUE.search(proof)
-    assert [f"{path}::{name}" for path, name in named if name not in names_in(path)] == []
-    assert proof.count("::") == len(named), "a name that is not written as `tests/...py::test_...`"
+def test_every_demand_names_existing_tests_or_an_open_issue(demand: str, proof: str) -> None:
+    citations = TEST.findall(proof)
+    assert citations or ISSUE.search(proof)
+    assert [f"{path}::{name}" for path, name in citations if name not in names_in(path)] == []
+    assert proof.count("::") == len(citations), "a name that is not written as `tests/...py::test_...`"

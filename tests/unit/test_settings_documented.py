@@ -1,4 +1,4 @@
-"""docs/settings.md says what the environment may say: every variable, its default and bounds, wrong values refused."""
+"""docs/settings.md lists every variable of the environment with its default and range. Wrong values are refused."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from django.core.exceptions import ImproperlyConfigured
 from tests.conftest import ROOT
 
 PRODUCT = ("manage.py", "guildhall", "mcp_runtime", "roster")
-VARIABLE = re.compile(r"GUILD_HALL_[A-Z_]+|DATABASE_URL|REDIS_URL")
-# Set or read in words of their own, so that looking for calls of os.environ does not find them.
-MARKS = {"GUILD_HALL_MEMBER"}
+VARIABLE = re.compile(r"GUILD_HALL_[A-Z_]+|DATABASE_URL|REDIS_URL|CELERY_BROKER_URL")
+# Set or read in another way, so that a search for calls of os.environ does not find them.
+SET_INDIRECTLY = {"GUILD_HALL_MEMBER"}
 
 Load = Callable[..., dict[str, Any]]
 
@@ -45,13 +45,13 @@ BOUNDED = {name: row for name, row in SETTINGS.items() if re.fullmatch(r"\d+ to 
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """What settings.py comes to in an environment of these variables alone."""
-    for name in [name for name in os.environ if VARIABLE.fullmatch(name)]:
-        monkeypatch.delenv(name)
+    """The values of settings.py in an environment with only these variables."""
+    for variable in [variable for variable in os.environ if VARIABLE.fullmatch(variable)]:
+        monkeypatch.delenv(variable)
 
     def run(**environment: str) -> dict[str, Any]:
-        for name, value in {"GUILD_HALL_DATA_DIR": str(tmp_path / "var"), **environment}.items():
-            monkeypatch.setenv(name, value)
+        for variable, value in {"GUILD_HALL_DATA_DIR": str(tmp_path / "var"), **environment}.items():
+            monkeypatch.setenv(variable, value)
         return runpy.run_path(str(ROOT / "guildhall" / "settings.py"))
 
     return run
@@ -72,22 +72,26 @@ def manage(*argv: str, data_dir: Path, **environment: str) -> subprocess.Complet
 
 
 def read_variables() -> Iterator[str]:
-    """Every variable that the product asks the environment for, itself or through a helper of settings.py."""
-    for place in PRODUCT:
-        for path in [ROOT / place] if place.endswith(".py") else sorted((ROOT / place).rglob("*.py")):
+    """Every variable that the product reads from the environment, directly or through a helper of settings.py."""
+    for part in PRODUCT:
+        for path in [ROOT / part] if part.endswith(".py") else sorted((ROOT / part).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 arguments = node.args if isinstance(node, ast.Call) else []
                 arguments = [node.slice] if isinstance(node, ast.Subscript) else arguments
-                first = arguments[0] if arguments else None
-                if isinstance(first, ast.Constant) and isinstance(first.value, str) and VARIABLE.fullmatch(first.value):
-                    yield first.value
+                argument = arguments[0] if arguments else None
+                if (
+                    isinstance(argument, ast.Constant)
+                    and isinstance(argument.value, str)
+                    and VARIABLE.fullmatch(argument.value)
+                ):
+                    yield argument.value
 
 
-def test_every_variable_that_is_read_is_in_the_table_and_no_other() -> None:
-    assert set(read_variables()) | MARKS == SETTINGS.keys() | INTERNAL
+def test_the_tables_list_exactly_the_variables_that_are_read() -> None:
+    assert set(read_variables()) | SET_INDIRECTLY == SETTINGS.keys() | INTERNAL
 
 
-def test_no_variable_is_in_the_tables_twice() -> None:
+def test_each_variable_is_in_the_tables_once() -> None:
     assert len(rows()) == len(SETTINGS) + len(INTERNAL)
 
 
@@ -96,20 +100,40 @@ def test_no_variable_is_in_the_tables_twice() -> None:
 
 def test_defaults_are_as_documented(load: Load) -> None:
     values = load()
-    documented = {name: row.default.strip("`") for name, row in BOUNDED.items()}
-    assert documented.pop("GUILD_HALL_START_CONCURRENCY") == "twice the number of cores"
+    defaults = {name: row.default.strip("`") for name, row in BOUNDED.items()}
+    assert defaults.pop("GUILD_HALL_START_CONCURRENCY") == "twice the number of cores"
     assert values["GUILD_HALL_START_CONCURRENCY"] == 2 * (os.cpu_count() or 1)
-    assert documented == {name: str(values[name]) for name in documented}
+    assert defaults == {name: str(values[name]) for name in defaults}
     assert SETTINGS["GUILD_HALL_HOST"].default == f"`{values['GUILD_HALL_HOST']}`"
     assert SETTINGS["GUILD_HALL_PORT_RANGE"].default == "`{}-{}`".format(*values["GUILD_HALL_PORT_RANGE"])
     assert values["GUILD_HALL_PORT_RANGE"] == (20000, 30000)
     assert values["GUILD_HALL_MEMBERS_DIR"] == ROOT / "guild-members"
     assert values["DATABASES"]["default"]["NAME"] == str(values["GUILD_HALL_DATA_DIR"] / "guildhall.sqlite3")
-    assert values["REDIS_URL"] == ""
+    assert values["BROKER_URL"] == ""
+
+
+def test_the_broker_has_two_names_and_the_new_one_has_precedence(load: Load) -> None:
+    assert load(REDIS_URL="redis://one/0")["BROKER_URL"] == "redis://one/0"
+    values = load(REDIS_URL="redis://one/0", CELERY_BROKER_URL="amqp://two//")
+    assert (values["BROKER_URL"], values["CELERY_BROKER_URL"]) == ("amqp://two//", "amqp://two//")
+
+
+def test_the_labels_of_a_node_are_separated_by_commas(load: Load) -> None:
+    assert load()["GUILD_HALL_NODE_LABELS"] == []
+    assert load(GUILD_HALL_NODE_LABELS="gpu, eu-west.1,")["GUILD_HALL_NODE_LABELS"] == ["gpu", "eu-west.1"]
+
+
+def test_the_secret_key_can_be_in_another_file_and_no_member_may_read_it(load: Load, tmp_path: Path) -> None:
+    assert load()["SECRET_KEY"] == (tmp_path / "var" / "secret-key").read_text()
+    file = tmp_path / "key"
+    file.write_text(f"{'k' * 32}\n")
+    values = load(GUILD_HALL_SECRET_KEY_FILE=str(file))
+    assert values["SECRET_KEY"] == "k" * 32
+    assert file in values["PRIVATE_PLACES"]
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-def test_both_documented_bounds_are_allowed_and_nothing_beyond(load: Load, name: str) -> None:
+def test_exactly_the_documented_range_is_allowed(load: Load, name: str) -> None:
     lowest, highest = map(int, BOUNDED[name].allowed.split(" to "))
     for value in (lowest, highest):
         assert load(**{name: str(value)})[name] == value
@@ -118,72 +142,79 @@ def test_both_documented_bounds_are_allowed_and_nothing_beyond(load: Load, name:
             load(**{name: str(value)})
 
 
-def test_an_empty_value_counts_as_none(load: Load) -> None:
+def test_an_empty_value_gives_the_default(load: Load) -> None:
     names = SETTINGS.keys() - {"GUILD_HALL_ADMIN_PASSWORD", "GUILD_HALL_DATA_DIR"}
     assert load(**dict.fromkeys(names, " "))["GUILD_HALL_PORT"] == 8000
 
 
 # Wrong values -----------------------------------------------------------------------------------------------------
 
-# Refused by settings.py itself, whatever command is given.
-WRONG = [
+# Refused by settings.py itself, for every command.
+WRONG_VALUES = [
     *((name, value) for name in BOUNDED for value in ("many", "1.5", "-1")),
     *(("GUILD_HALL_PORT_RANGE", value) for value in ("20000", "19999-20010", "29990-30001", "20010-20000", "a-b")),
     ("GUILD_HALL_DATA_DIR", "/dev/null/var"),
+    *(("GUILD_HALL_SECRET_KEY_FILE", value) for value in ("/nowhere/at/all", "/", "/dev/null", sys.executable)),
     ("DATABASE_URL", "mysql://localhost/hall"),
     ("DATABASE_URL", "hall.sqlite3"),
     ("REDIS_URL", "localhost:6379"),
+    ("REDIS_URL", "amqp://localhost//"),
+    ("CELERY_BROKER_URL", "rabbitmq.example.com:5672"),
     ("REDIS_URL", "redis://localhost:port/0"),
     ("DATABASE_URL", "postgres://hall@localhost:port/hall"),
     ("DATABASE_URL", "sqlite://:memory:"),
     ("GUILD_HALL_ALLOWED_HOSTS", "https://hall.example.com"),
+    *(("GUILD_HALL_NODE", value) for value in ("two words", "-a", "n" * 65)),
+    *(("GUILD_HALL_NODE_LABELS", value) for value in ("two words", "gpu,a/b", "n" * 65)),
     ("GUILD_HALL_TRUSTED_ORIGINS", "hall.example.com"),
     *(("GUILD_HALL_PLAIN_HTTP_HOSTS", value) for value in ("http://mcp.example.com", "mcp.example.com/x", "*")),
 ]
-# Refused by the system checks, which every command but the authors' own runs first.
-WRONG_TOGETHER = [
+# Refused by the system checks, which run first in every command except those for authors.
+WRONG_COMBINATIONS = [
     ("GUILD_HALL_MEMBERS_DIR", {"GUILD_HALL_MEMBERS_DIR": "/nowhere/at/all"}),
     ("GUILD_HALL_GATEWAY_PORT", {"GUILD_HALL_PORT": "8100"}),
 ]
 # Refused by `up`, which tries to listen there.
-WRONG_HERE = [("GUILD_HALL_HOST", "192.0.2.1"), ("GUILD_HALL_HOST", "no such host")]
-# Any text can be meant.
-FREE = {"GUILD_HALL_ADMIN_PASSWORD"}
+WRONG_ADDRESSES = [("GUILD_HALL_HOST", "192.0.2.1"), ("GUILD_HALL_HOST", "no such host")]
+# Any text is valid.
+WITHOUT_WRONG_VALUES = {"GUILD_HALL_ADMIN_PASSWORD"}
 
 
-def test_every_setting_has_a_wrong_value_here_or_none_at_all() -> None:
-    tried = {name for name, _ in WRONG} | {name for name, _ in WRONG_TOGETHER} | {name for name, _ in WRONG_HERE}
-    assert tried | FREE == SETTINGS.keys()
+def test_every_setting_is_tested_with_a_wrong_value() -> None:
+    tested_names = (
+        {name for name, _ in WRONG_VALUES}
+        | {name for name, _ in WRONG_COMBINATIONS}
+        | {name for name, _ in WRONG_ADDRESSES}
+    )
+    assert tested_names | WITHOUT_WRONG_VALUES == SETTINGS.keys()
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_wrong_value_is_refused_with_the_name_and_what_to_give_instead(load: Load, name: str, value: str) -> None:
+@pytest.mark.parametrize(("name", "value"), WRONG_VALUES)
+def test_the_refusal_of_a_wrong_value_has_the_name_and_advice(load: Load, name: str, value: str) -> None:
     with pytest.raises(ImproperlyConfigured) as refusal:
         load(**{name: value})
     assert str(refusal.value).startswith(name)
     assert re.search(r"give|must begin with|Choose", str(refusal.value))
 
 
-@pytest.mark.parametrize(("name", "environment"), WRONG_TOGETHER)
-def test_values_that_cannot_work_are_refused_by_the_checks(
-    tmp_path: Path, name: str, environment: dict[str, str]
-) -> None:
-    done = manage("check", data_dir=tmp_path / "var", **environment)
-    assert done.returncode != 0
-    assert name in done.stderr
-    assert "HINT" in done.stderr
+@pytest.mark.parametrize(("name", "environment"), WRONG_COMBINATIONS)
+def test_impossible_values_are_refused_by_the_checks(tmp_path: Path, name: str, environment: dict[str, str]) -> None:
+    process = manage("check", data_dir=tmp_path / "var", **environment)
+    assert process.returncode != 0
+    assert name in process.stderr
+    assert "HINT" in process.stderr
 
 
-@pytest.mark.parametrize(("name", "value"), WRONG_HERE)
-def test_an_address_that_is_not_this_machines_is_refused_by_up(tmp_path: Path, name: str, value: str) -> None:
-    done = manage("up", data_dir=tmp_path / "var", **{name: value})
-    assert done.returncode != 0
-    assert f"cannot listen on {value}" in done.stderr
-    assert name in done.stderr
+@pytest.mark.parametrize(("name", "value"), WRONG_ADDRESSES)
+def test_up_refuses_an_address_of_another_machine(tmp_path: Path, name: str, value: str) -> None:
+    process = manage("up", data_dir=tmp_path / "var", **{name: value})
+    assert process.returncode != 0
+    assert f"cannot listen on {value}" in process.stderr
+    assert name in process.stderr
 
 
-def test_a_refusal_is_one_sentence_and_no_traceback(tmp_path: Path) -> None:
-    done = manage("up", data_dir=tmp_path / "var", GUILD_HALL_PORT="eight thousand")
-    assert done.returncode != 0
-    assert done.stderr.startswith("Guild Hall cannot start. GUILD_HALL_PORT='eight thousand'")
-    assert len(done.stderr.splitlines()) == 1
+def test_a_refusal_is_one_sentence_without_a_traceback(tmp_path: Path) -> None:
+    process = manage("up", data_dir=tmp_path / "var", GUILD_HALL_PORT="eight thousand")
+    assert process.returncode != 0
+    assert process.stderr.startswith("Guild Hall cannot start. GUILD_HALL_PORT='eight thousand'")
+    assert len(process.stderr.splitlines()) == 1

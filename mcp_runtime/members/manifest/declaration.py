@@ -9,13 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
 
 from mcp_runtime.client import remote
+from mcp_runtime.nodes.placement import State
 from mcp_runtime.protocol.mcp import MODERN_VERSION
 
 PLAIN = r"^[^\x00]*$"  # PostgreSQL stores no NUL
@@ -44,6 +45,44 @@ Argument = Annotated[str, _text(100_000)]
 VariableName = Annotated[str, _pattern("^[A-Za-z_][A-Za-z0-9_]*$", "is not a name for an environment variable")]
 ToolName = Annotated[str, _text(1000)]
 HeaderValue = Annotated[str, _text(remote.MAX_VALUE)]
+Label = Annotated[str, _pattern("^[A-Za-z0-9._-]{1,64}$", "{value} must be 1 to 64 letters, digits, '.', '-' and '_'")]
+_NAME = r"(\.|\.?[^/.\x00][^/\x00]*|\.\.[^/\x00]+)"  # not "..". Without lookahead, which not all validators know
+FilePattern = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=1000,
+        pattern=f"^{_NAME}(/+{_NAME})*/*$",
+        extra={"error": "{value} leaves the member's folder; give a pattern relative to the folder, without '..'"},
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRules:
+    """What the manifest says about nodes, for a hall that has several."""
+
+    labels: Annotated[
+        tuple[Label, ...],
+        Meta(max_length=32, description="The member runs only on a node that has all of these labels."),
+    ] = ()
+    state: Annotated[
+        State | None,
+        Meta(
+            description="Where the member keeps its data. local: in files of its machine, so the hall never moves it "
+            "to another node when its node fails. shared: in a place that all nodes reach. none: nowhere. Without it, "
+            "local for a command and none for a url."
+        ),
+    ] = None
+    files: Annotated[
+        Annotated[tuple[FilePattern, ...], Meta(max_length=100)] | None,
+        Meta(
+            description="The files that must be equal on all nodes, as glob patterns relative to the folder. ** stands "
+            "for any number of folders. A pattern of a folder stands for all files in it. guild-member.json is always "
+            "one of the files. Without it, there is no other file if the state is local, and otherwise all files of "
+            "the folder count except names that begin with a dot, __pycache__ and node_modules."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,83 +93,92 @@ class Manifest:
         str,
         _pattern(
             "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
-            "{value} must be 1 to 64 letters, digits, - and _, a letter or digit first",
-            "What the hall calls the member. No two members of a hall may share a name, whatever the case.",
+            "{value} must be 1 to 64 letters, digits, - and _, and begin with a letter or digit",
+            "The name of the member in the hall. Names of two members must not differ only in case.",
         ),
     ]
-    version: Annotated[str, _text(100, "The member's own version, e.g. 1.0.0.", shortest=1)]
-    display_name: Annotated[str, _text(200, "The name for people.")] = ""
-    description: Annotated[str, _text(10_000, "What the member is good for.")] = ""
+    version: Annotated[str, _text(100, "The version of the member, for example 1.0.0.", shortest=1)]
+    display_name: Annotated[str, _text(200, "The name that people see.")] = ""
+    description: Annotated[str, _text(10_000, "What the member does.")] = ""
     transport: Annotated[
         Literal["http", "stdio"],
         Meta(
-            description="How the server speaks MCP: over HTTP on the port it is given, or line by line on stdin and "
-            "stdout."
+            description="How the server speaks MCP. http: over HTTP, on the port that the hall allocates. stdio: line "
+            "by line on standard input and output."
         ),
     ] = "http"
     command: Annotated[
         str,
         _text(
             4096,
-            "The program that starts the server: a name on the PATH, or a path relative to the member's folder. "
-            "Never a shell line.",
+            "The program that starts the server. It is a name on the PATH, or a path relative to the member's folder. "
+            "It is not run in a shell.",
             shortest=1,
         ),
     ] = ""
     args: Annotated[
         tuple[Argument, ...],
-        Meta(description="Its arguments. ${PORT} stands for the port that the hall gives; a stdio server needs none."),
+        Meta(
+            description="The arguments of the command. ${PORT} stands for the port that the hall allocates. A stdio "
+            "server needs no port."
+        ),
     ] = ()
     env: Annotated[
         dict[VariableName, Argument],
         Meta(
-            description="Environment variables on top of the few the hall passes on. ${PORT} stands for the port. "
-            "Names beginning with GUILD_HALL_ are the hall's own."
+            description="Environment variables, in addition to the few that the hall passes on. ${PORT} stands for "
+            "the port. Names that begin with GUILD_HALL_ are reserved for the hall."
         ),
     ] = field(default_factory=dict)
     url: Annotated[
         str,
         _text(
             remote.MAX_URL,
-            "The address of an MCP server that runs already, in place of command: https://host/path. Plain http for "
-            "this machine alone, and for hosts that the operator names. Everybody may see it: secrets go into headers.",
+            "The address of an MCP server that is already running, in place of command, such as https://host/path. "
+            "Plain http is only allowed for this machine and for hosts that the operator names. All users can see the "
+            "address, so put secrets into headers.",
         ),
     ] = ""
     headers: Annotated[
         dict[str, HeaderValue],
         Meta(
             max_length=remote.MAX_HEADERS,
-            description="Sent with every request to url. ${env:NAME} stands for a variable of the hall's environment, "
-            "${file:PATH} for the content of a file; a secret must be one of them.",
+            description="HTTP headers of every request to url. ${env:NAME} stands for a variable of the hall's "
+            "environment, and ${file:PATH} for the content of a file. A secret must be one of them.",
         ),
     ] = field(default_factory=dict)
     """Their secrets are references, which `remote.resolve` fills in."""
-    enabled: Annotated[
-        bool, Meta(description="Whether the member may run at all, until an operator says otherwise.")
-    ] = True
+    enabled: Annotated[bool, Meta(description="Whether the member is enabled. An operator can change that later.")] = (
+        True
+    )
     start_timeout: Annotated[
         Seconds | None,
         Meta(
-            description="Seconds from spawn to the end of the handshake. Without it the port has 5 s to accept "
-            "connections, not counting time spent waiting for a CPU (at most 30 s; after a failure 30 s; 120 s for "
-            "npx, uvx, docker and other commands that fetch the server first), and the handshake 5 s from then on. "
-            "A stdio server has no port: the first of these is for its handshake too."
+            description="Seconds from the start of the process to the end of the handshake. Without it, the port must "
+            "accept connections within 5 s. Time in which the process waits for a CPU does not count, up to 30 s in "
+            "total. After a failure the limit is 30 s. For npx, uvx, docker and other commands that fetch the server "
+            "first, it is 120 s. Then the handshake must end within 5 s. A stdio server has no port, so the first "
+            "limit is for its handshake."
         ),
     ] = None
     """Without it, `start_limits` sets the limits."""
-    timeout: Annotated[Seconds, Meta(description="Seconds a tool call may take in total.")] = 30.0
+    timeout: Annotated[Seconds, Meta(description="The maximum duration of a tool call, in seconds.")] = 30.0
     tool_timeouts: Annotated[
-        dict[ToolName, Seconds], Meta(description="Seconds for single tools, by name, in place of timeout.")
+        dict[ToolName, Seconds],
+        Meta(description="The maximum duration for single tools, by name, in place of timeout."),
     ] = field(default_factory=dict)
     restart: Annotated[
         Literal["on-failure", "never"],
-        Meta(description="What to do after an exit that nobody asked for: try again, ever more slowly, or leave it."),
+        Meta(
+            description="What to do after a crash. on-failure: restart the member, with longer pauses each time. "
+            "never: do nothing."
+        ),
     ] = "on-failure"
     unresponsive: Annotated[
         Literal["show", "restart"],
         Meta(
-            description="show: when a call and a ping after it had no answer, say since when. restart: when three "
-            "calls in a row and a ping had none, restart the member too."
+            description="What to do when the member does not answer. show: after a call and a ping without an answer, "
+            "show since when. restart: after three calls in a row and a ping without an answer, restart the member too."
         ),
     ] = "show"
     max_concurrency: Annotated[
@@ -138,19 +186,22 @@ class Manifest:
         Meta(
             ge=1,
             le=1024,
-            description="Calls that may run in the member at the same time; further ones wait in the queue.",
+            description="The number of calls that may run in the member at the same time. More calls wait in the "
+            "queue.",
         ),
     ] = 16
     protocol_version: Annotated[
         str,
         _pattern(
             f"^({MODERN_VERSION})?$",
-            f'{{value}} is none to begin with; use "{MODERN_VERSION}", or leave it out: all others are agreed on',
-            f"For a server that knows no handshake: {MODERN_VERSION}. Without it a handshake is tried first, and "
-            "finds out.",
+            f'{{value}} cannot be set; use "{MODERN_VERSION}" or leave it out. All other versions are negotiated',
+            f"{MODERN_VERSION} for a server that supports no handshake. Without it, the hall tries a handshake first.",
             examples=[MODERN_VERSION],
         ),
     ] = ""
+    node: Annotated[NodeRules, Meta(description="For a hall with several nodes: which nodes may run the member.")] = (
+        NodeRules()
+    )
 
     def argv(self, port: int) -> list[str]:
         """The command line with `${PORT}` replaced (REQ-MCP-HTTP-3, 9)."""
@@ -162,12 +213,25 @@ class Manifest:
 
     def as_json(self) -> dict[str, Any]:
         """The manifest as JSON values, for the member's row. `from_json` reverses it."""
-        return {**asdict(self), "args": list(self.args)}
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+        return values
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Manifest:
         fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        return cls(**{**fields, "args": tuple(values["args"])})
+        return cls(**{**fields, "args": tuple(values["args"]), "node": _node_rules(values.get("node", {}))})
+
+    @property
+    def state(self) -> State:
+        """Where the member keeps its data."""
+        return self.node.state or ("none" if self.url else "local")
+
+    @property
+    def file_patterns(self) -> tuple[str, ...]:
+        """The files that must be equal on all nodes, besides the manifest."""
+        if self.node.files is not None:
+            return self.node.files
+        return () if self.state == "local" else ("**",)
 
     @property
     def fetches_server(self) -> bool:
@@ -180,6 +244,15 @@ class Manifest:
         """A digest that changes if a new process or connection is needed. Texts and limits do not change it."""
         process = [getattr(self, key) for key in PROCESS_KEYS]
         return hashlib.sha256(json.dumps(process, sort_keys=True).encode()).hexdigest()
+
+
+def _node_rules(values: dict[str, Any]) -> NodeRules:
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in values.items()
+        if key in NodeRules.__dataclass_fields__
+    }
+    return NodeRules(**fields)
 
 
 def _with_port(text: str, port: int) -> str:
@@ -197,4 +270,5 @@ SERVER_KEYS = ("transport", "command", "args", "env", "url", "headers")
 PROCESS_KEYS = ("name", *SERVER_KEYS, "protocol_version")
 # All keys. `mcp` is another place for the server's settings, and editors need `$schema`. Neither is in the declaration.
 KEYS = {*FIELDS, "mcp", "$schema"}
+NODE_KEYS = tuple(NodeRules.__dataclass_fields__)
 REQUIRED_KEYS = ("name", "version", "transport")

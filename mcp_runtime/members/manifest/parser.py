@@ -16,7 +16,7 @@ from typing import Any, cast
 from msgspec import inspect
 
 from mcp_runtime.client import remote
-from mcp_runtime.members.manifest.declaration import FIELDS, KEYS, REQUIRED_KEYS, SERVER_KEYS, Manifest
+from mcp_runtime.members.manifest.declaration import FIELDS, KEYS, NODE_KEYS, REQUIRED_KEYS, SERVER_KEYS, Manifest
 from mcp_runtime.protocol.errors import ManifestError
 
 RESERVED_ENV_PREFIX = "GUILD_HALL_"
@@ -47,8 +47,9 @@ def name_error(name: Any) -> str:
 def unknown_keys(values: dict[str, Any]) -> list[str]:
     """Warnings about unknown keys."""
     keys = [key for key in values if key not in KEYS]
-    if isinstance(under_mcp := values.get("mcp"), dict):
-        keys += [f"mcp.{key}" for key in under_mcp if key not in SERVER_KEYS]
+    for parent, known_keys in (("mcp", SERVER_KEYS), ("node", NODE_KEYS)):
+        if isinstance(inner := values.get(parent), dict):
+            keys += [f"{parent}.{key}" for key in inner if key not in known_keys]
     warnings = [f"unknown key {key[:MAX_QUOTED]!r} is ignored" for key in keys[:MAX_WARNINGS]]
     if len(keys) > MAX_WARNINGS:
         warnings.append(f"{len(keys) - MAX_WARNINGS} more unknown keys are ignored")
@@ -110,6 +111,8 @@ def _errors(kind: inspect.Type, value: Any, path: str, error: str = "") -> Itera
         yield from _array_errors(kind, value, path)
     elif isinstance(kind, inspect.DictType):
         yield from _object_errors(kind, value, path)
+    elif isinstance(kind, inspect.DataclassType):
+        yield from _record_errors(kind, value, path)
     elif reason := _error(kind, value, error):
         yield ManifestError(path, reason)
 
@@ -117,6 +120,9 @@ def _errors(kind: inspect.Type, value: Any, path: str, error: str = "") -> Itera
 def _array_errors(kind: inspect.VarTupleType, value: Any, path: str) -> Iterator[ManifestError]:
     if not isinstance(value, list):
         yield ManifestError(path, "must be an array of strings")
+        return
+    if kind.max_length is not None and len(value) > kind.max_length:
+        yield ManifestError(path, f"must not have more than {kind.max_length} entries")
         return
     for index, item in enumerate(value):
         yield from _errors(kind.item_type, item, f"{path}.{index}")
@@ -131,6 +137,15 @@ def _object_errors(kind: inspect.DictType, value: Any, path: str) -> Iterator[Ma
         for name, part in value.items():
             of_name = list(_errors(kind.key_type, name, f"{path}.{name[:MAX_QUOTED]}"))
             yield from of_name or _errors(kind.value_type, part, f"{path}.{name[:MAX_QUOTED]}")
+
+
+def _record_errors(kind: inspect.DataclassType, value: Any, path: str) -> Iterator[ManifestError]:
+    if not isinstance(value, dict):
+        yield ManifestError(path, "must be an object")
+        return
+    for field in kind.fields:
+        if field.name in value:
+            yield from _errors(field.type, value[field.name], f"{path}.{field.name}")
 
 
 def _error(kind: inspect.Type, value: Any, error: str) -> str:
@@ -193,6 +208,10 @@ def _plain(kind: inspect.Type, value: Any) -> Any:
         return tuple(value)
     if isinstance(kind, inspect.DictType):
         return {name: _plain(kind.value_type, part) for name, part in value.items()}
+    if isinstance(kind, inspect.DataclassType):
+        return kind.cls(
+            **{field.name: _plain(field.type, value[field.name]) for field in kind.fields if field.name in value}
+        )
     if isinstance(kind, inspect.FloatType):
         return float(value)
     return int(value) if isinstance(kind, inspect.IntType) else value

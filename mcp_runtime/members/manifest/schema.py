@@ -51,16 +51,27 @@ def published() -> dict[str, Any]:
 
 
 def _declaration(key: str) -> dict[str, Any]:
-    """The schema of one key. `null` in the declaration means that the key is absent, and no manifest may contain it."""
+    """The schema of one key."""
     field = FIELDS[key]
-    part: dict[str, Any] = _PROPERTIES[field.name]
-    if "anyOf" in part:
-        part = {"description": part["description"], **part["anyOf"][0]}
+    part = _resolved(_PROPERTIES[field.name])
     if key in _WITHOUT_DEFAULT:
         part = {word: value for word, value in part.items() if word != "default"}
     elif field.default_factory is not msgspec.NODEFAULT:
         part = {**part, "default": field.default_factory()}
     return part
+
+
+def _resolved(part: dict[str, Any]) -> dict[str, Any]:
+    """The schema without `$ref`, and without `null`, which means that the key is absent. No manifest may contain it."""
+    description = {"description": part.get("description", "")}
+    if "$ref" in part:
+        properties = _DEFINITIONS[part["$ref"].rpartition("/")[2]]["properties"]
+        return {
+            **description,
+            "type": "object",
+            "properties": {name: _resolved(inner) for name, inner in properties.items()},
+        }
+    return {**description, **part["anyOf"][0]} if "anyOf" in part else part
 
 
 def _any_case(pattern: re.Pattern[str]) -> str:
@@ -74,7 +85,8 @@ def _any_case(pattern: re.Pattern[str]) -> str:
 
 # For these keys the default in the declaration means that the key is absent. So it is not published as a default.
 _WITHOUT_DEFAULT = {"displayName", "description", "transport", "command", "url"}
-_PROPERTIES = msgspec.json.schema(Manifest)["$defs"]["Manifest"]["properties"]
+_DEFINITIONS = msgspec.json.schema(Manifest)["$defs"]
+_PROPERTIES = _DEFINITIONS["Manifest"]["properties"]
 _NOT_DECLARED: dict[str, dict[str, Any]] = {
     "env": {
         "propertyNames": {

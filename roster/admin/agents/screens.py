@@ -17,8 +17,8 @@ from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.calls.transitions import Caller
-from mcp_runtime.control.agents import agent_problem, create_agent, queue_message, stop_agent
+from mcp_runtime.calls.transitions import Requester
+from mcp_runtime.control.agents import agent_problem, create_agent, queue_message, stop_agent, wait_note
 from mcp_runtime.control.members import members_of_roster
 from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
 from mcp_runtime.security import access
@@ -148,6 +148,7 @@ class AgentAdmin(RuntimeRowAdmin):
             "is_stopping": any(message.cancel_requested_at for message in under_way),
             "is_active": bool(under_way),
             "may_speak": self.may_speak(request, agent),
+            "wait_note": wait_note(agent),
             "agent_problem": agent_problem(),
         }
 
@@ -177,11 +178,11 @@ class AgentAdmin(RuntimeRowAdmin):
     def _make(self, request: HttpRequest, form: AgentForm) -> Agent | None:
         """The agent, with its first message queued if there is one. None after a refusal, which the form shows."""
         data = form.cleaned_data
-        caller = Caller(Call.Source.ADMIN, cast(User, request.user))
+        requester = Requester(Call.Source.ADMIN, cast(User, request.user))
         names = [member.name for member in data["members"]]
         try:
             agent = create_agent(
-                names, caller=caller, name=data["name"], direct=data["way"] == "direct", model=data["model"]
+                names, requester=requester, name=data["name"], direct=data["way"] == "direct", model=data["model"]
             )
         except (AccessError, RequestRefusedError) as refusal:
             form.add_error(None, str(refusal))
@@ -193,7 +194,7 @@ class AgentAdmin(RuntimeRowAdmin):
     @staticmethod
     def _send(request: HttpRequest, agent: Agent, prompt: str) -> None:
         try:
-            queue_message(agent, prompt, caller=Caller(Call.Source.ADMIN, cast(User, request.user)))
+            queue_message(agent, prompt, requester=Requester(Call.Source.ADMIN, cast(User, request.user)))
         except (AccessError, RequestRefusedError) as refusal:
             messages.error(request, f"Not sent: {refusal}.")
 

@@ -22,7 +22,7 @@ from django.utils.decorators import method_decorator
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import SPANS, calls_version, cancel_call, masked_arguments, queue_call, why_not_again
 from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
 from roster.admin import live, present, statistics
@@ -285,7 +285,7 @@ class CallAdmin(RuntimeRowAdmin):
                 call.member.name,
                 call.tool_name,
                 call.arguments,
-                caller=Caller(Call.Source.ADMIN, cast(User, request.user)),
+                requester=Requester(Call.Source.ADMIN, cast(User, request.user)),
                 idempotency_key=request.POST.get("call_key", "")[:255] or None,
             )
         except (AccessError, RequestRefusedError) as refusal:

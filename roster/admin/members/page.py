@@ -11,7 +11,7 @@ from django.db.models.functions import Cast, Left, Length, Right
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.utils.text import get_valid_filename
 
-from mcp_runtime.control.members import log_after, whole_log
+from mcp_runtime.control.members import folder_notes, log_after, whole_log
 from mcp_runtime.members.logs import plain
 from mcp_runtime.protocol.errors import describe_exit
 from mcp_runtime.rows.database import give_connection_back
@@ -69,7 +69,7 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
         "fault": fault_of(member, status),
         "progress": progress,
         "verbs": verbs,
-        "warnings": row.all_warnings,
+        "warnings": [*_node_warnings(member), *row.all_warnings, *folder_notes(member)],
         "endpoint": row.endpoint or "",
         "pid": row.pid,
         "port": member.port if member.runtime_is_alive else None,
@@ -77,6 +77,11 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
         "next_try_at": row.next_restart_at,
         "groups": sorted(group.name for group in member.groups.all()),
     }
+
+
+def _node_warnings(member: Any) -> list[str]:
+    diagnosis = diagnosis_of(member) if member.dead_node and not member.manifest_error else None
+    return [f"{diagnosis.cause} {diagnosis.remedy}"] if diagnosis and member.enabled else []
 
 
 def tools(request: HttpRequest, member: Any) -> dict[str, Any]:

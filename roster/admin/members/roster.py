@@ -18,7 +18,15 @@ from django.urls import URLPattern, path, reverse
 from mcp_runtime.control.calls import calls_of_last_hour
 from mcp_runtime.control.members import visible_tools
 from roster.admin import live, present
-from roster.admin.members.verbs import Verb, diagnosis_of, verbs_now, visible_row, visible_since, visible_status
+from roster.admin.members.verbs import (
+    Verb,
+    annotations_of,
+    diagnosis_of,
+    verbs_now,
+    visible_row,
+    visible_since,
+    visible_status,
+)
 from roster.admin.rows import RuntimeRowAdmin, principal_of
 from roster.diagnosis import Diagnosis
 from roster.models import GuildMember, Tool
@@ -37,6 +45,7 @@ COLUMNS = (
     *("id", "name", "directory", "removed_at", "display_name", "description", "server_url", "manifest_error"),
     *("manifest_warnings", "enabled", "desired_state", "restart_requested_at", "status", "status_changed_at"),
     *("last_error", "progress", "no_answer_since", "warnings", "started_at", "protocol_version", "next_restart_at"),
+    "node",
 )
 
 
@@ -141,7 +150,7 @@ class RosterScreen(RuntimeRowAdmin):
         """The ETag of all that the cards show, without their rows. Values cost a third of rows."""
         hour, principal = last_hour.figures(), principal_of(request)
         permissions = principal.controls, principal.invokes, principal.views_calls, request.user.has_perm(VIEW_TOOLS)
-        columns = (*COLUMNS, "port_allocation__port", "tool_count")
+        columns = (*COLUMNS, "port_allocation__port", "tool_count", *annotations_of(present.liveness(request)))
         rows = [(*row, hour.get(row[0])) for row in self._search_results(request, search).values_list(*columns)]
         return live.etag(search, permissions, present.runtime_is_alive(request), rows)
 

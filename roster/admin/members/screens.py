@@ -10,7 +10,7 @@ from django.contrib import admin
 from django.contrib.admin.actions import delete_selected
 from django.contrib.auth.models import Group
 from django.core.exceptions import PermissionDenied
-from django.db.models import BooleanField, Count, IntegerField, Model, OuterRef, QuerySet, Subquery, Value
+from django.db.models import Count, IntegerField, Model, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
@@ -20,14 +20,16 @@ from django.utils.decorators import method_decorator
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.control.members import MEMBER_VERBS, reserve_member, sync_roster, true_status, visible_tools
+from mcp_runtime.control.members import MEMBER_VERBS, log_note, reserve_member, sync_roster, true_status, visible_tools
 from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.admin import live, present
 from roster.admin.members import page
+from roster.admin.members.moves import MoveScreen
 from roster.admin.members.roster import RosterScreen
 from roster.admin.members.verbs import (
     VERBS,
     Verb,
+    annotations_of,
     obstacle,
     visible_error,
     visible_progress,
@@ -57,7 +59,7 @@ def _action(verb: Verb) -> Callable[..., None]:
 
 
 class ShownStatusFilter(admin.SimpleListFilter):
-    """Filter by the shown status, not by the column, because without a live runtime no member is connected."""
+    """Filter by the shown status, not by the column, because a member whose node is not alive is not connected."""
 
     title = "status"
     parameter_name = "status"
@@ -68,11 +70,9 @@ class ShownStatusFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[GuildMember]) -> QuerySet[GuildMember]:
         if not self.value():
             return queryset
-        alive = present.runtime_is_alive(request)
-        rows = queryset.select_related(None).only("pk", "status", "manifest_error")
-        return queryset.filter(
-            pk__in=[row.pk for row in rows if true_status(row, runtime_is_alive=alive) == self.value()]
-        )
+        live_ids = present.liveness(request).live_ids
+        rows = queryset.select_related(None).only("pk", "status", "manifest_error", "node")
+        return queryset.filter(pk__in=[row.pk for row in rows if true_status(row, live_ids=live_ids) == self.value()])
 
 
 class GroupsForm(forms.Form):
@@ -93,7 +93,7 @@ def _names_of(member: Any) -> str:
 
 
 @admin.register(GuildMember)
-class MemberAdmin(RosterScreen):
+class MemberAdmin(MoveScreen, RosterScreen):
     member_name = "name"
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "desired_state", "short_error"]
     list_filter = [ShownStatusFilter, "enabled", "desired_state", FolderFilter]
@@ -106,9 +106,9 @@ class MemberAdmin(RosterScreen):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         tools = Tool.objects.filter(visible_tools(), member=OuterRef("pk")).order_by().values("member")
         count = Subquery(tools.annotate(count=Count("pk")).values("count"), output_field=IntegerField())
-        alive = Value(present.runtime_is_alive(request), output_field=BooleanField())
         members: QuerySet[Any] = super().get_queryset(request).select_related("port_allocation")
-        annotated: QuerySet[Any] = members.annotate(tool_count=Coalesce(count, 0), runtime_is_alive=alive)
+        liveness = annotations_of(present.liveness(request))
+        annotated: QuerySet[Any] = members.annotate(tool_count=Coalesce(count, 0), **liveness)
         return annotated
 
     def get_urls(self) -> list[URLPattern]:
@@ -213,18 +213,21 @@ class MemberAdmin(RosterScreen):
             return {}
         return {
             "may_reserve": self.has_reserve_permission(request),
+            "may_move": self.may_move(request, member),
             "may_list_calls": request.user.has_perm("roster.view_call"),
             **self._head(request, member),
             **page.tools(request, member),
             **page.activity(request, member),
             **page.still(member),
             "log": page.log(member),
+            "log_note": log_note(member),
         }
 
     def _head(self, request: HttpRequest, member: Any) -> dict[str, Any]:
         may_control = self.has_control_permission(request)
         verbs = [verb for verb in VERBS if may_control and not obstacle(verb.name, member)]
-        return page.head(member, visible_status(member), visible_progress(member), verbs)
+        head = page.head(member, visible_status(member), visible_progress(member), verbs)
+        return head | self.nodes_of(request, member)
 
     def part_view(self, request: HttpRequest, member_id: int, part: str) -> HttpResponse:
         """One of the parts of its page that update automatically."""

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, TypedDict
 
+from django.db.models import BooleanField, Case, CharField, Expression, F, Q, Value, When
+
 from mcp_runtime.control.members import true_row, true_status
+from mcp_runtime.control.nodes import Liveness
 from roster.diagnosis import Diagnosis, Facts, diagnose
 from roster.models import GuildMember
 
@@ -15,7 +18,10 @@ if TYPE_CHECKING:
     from django_stubs_ext import WithAnnotations
 
     class _Annotations(TypedDict):
-        runtime_is_alive: bool
+        runtime_is_alive: bool  # the runtime of its node
+        dead_node: str  # the name of its node if that is not alive and another node is. Otherwise empty
+        dead_node_holds_lease: bool
+        has_local_state: bool  # only if `dead_node` is not empty
         tool_count: int
 
     Member = WithAnnotations[GuildMember, _Annotations]
@@ -46,13 +52,34 @@ VERBS = [
 ACTIVE = (Status.STARTING, Status.CONNECTED, Status.ERROR)
 
 
+def annotations_of(liveness: Liveness) -> dict[str, Expression]:
+    """What the rows of members get, so that these functions know which of them have a live runtime."""
+    has_live_node = Q(node__in=liveness.live_ids)
+    dead_node = When(~has_live_node & Q(node__isnull=False), then=F("node__name"))
+    some_are_dead = liveness.live_ids and len(liveness.live_ids) < len(liveness.nodes)
+    state_is_local = Q(manifest__node__state="local") | Q(manifest__node__state__isnull=True, server_url="")
+    local = When(~has_live_node & Q(node__isnull=False) & state_is_local, then=True)
+    return {
+        "runtime_is_alive": Case(When(has_live_node, then=True), default=False, output_field=BooleanField()),
+        "dead_node": Case(*([dead_node] if some_are_dead else []), default=Value(""), output_field=CharField()),
+        "dead_node_holds_lease": Case(
+            When(node__in=liveness.stuck_ids, then=True), default=False, output_field=BooleanField()
+        ),
+        "has_local_state": Case(*([local] if some_are_dead else []), default=False, output_field=BooleanField()),
+    }
+
+
 def visible_status(member: Member) -> str:
-    return true_status(member, runtime_is_alive=member.runtime_is_alive)
+    return true_status(member, live_ids=_live_ids(member))
+
+
+def _live_ids(member: Member) -> list[int]:
+    return [member.node_id] if member.runtime_is_alive and member.node_id is not None else []
 
 
 def visible_row(member: Member) -> GuildMember:
     """The member's row with its current, true state. The stored status decides which verbs apply."""
-    return true_row(copy(member), runtime_is_alive=member.runtime_is_alive)
+    return true_row(copy(member), live_ids=_live_ids(member))
 
 
 def visible_since(member: Member) -> datetime | None:
@@ -109,6 +136,9 @@ def diagnosis_of(member: Member) -> Diagnosis | None:
         enabled=member.enabled,
         should_run=member.desired_state == GuildMember.DesiredState.RUNNING,
         runtime_is_alive=member.runtime_is_alive,
+        dead_node=member.dead_node,
+        dead_node_holds_lease=member.dead_node_holds_lease,
+        has_local_state=member.has_local_state,
         manifest_error=member.manifest_error,
         last_error=member.last_error,
         next_restart_at=member.next_restart_at,

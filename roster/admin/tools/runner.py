@@ -24,7 +24,7 @@ from django.utils import timezone
 from django.utils.decorators import method_decorator
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import (
     masked_secrets,
     queue_call,
@@ -259,7 +259,7 @@ class ToolRunner(RuntimeRowAdmin):
                 tool.member.name,
                 tool.name,
                 form.cleaned_data["arguments"],
-                caller=Caller(Call.Source.ADMIN, cast(User, request.user)),
+                requester=Requester(Call.Source.ADMIN, cast(User, request.user)),
                 idempotency_key=str(form.cleaned_data["call_key"] or "") or None,
             )
         except InvalidArgumentsError as refusal:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from django.core.management.base import CommandError
 from django.db import transaction
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import (
     agent_problem,
     create_agent,
@@ -19,6 +19,7 @@ from mcp_runtime.control.agents import (
     queue_message,
     stop_message,
     transcript,
+    wait_note,
 )
 from mcp_runtime.control.members import live_runtime
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownAgentError
@@ -54,11 +55,15 @@ class Command(HallCommand):
         try:
             with transaction.atomic():  # a prompt that is refused leaves no agent behind
                 agent = self.agent(options)
-                message = queue_message(agent, prompt, caller=Caller(Call.Source.COMMAND), timeout=options["timeout"])
+                message = queue_message(
+                    agent, prompt, requester=Requester(Call.Source.COMMAND), timeout=options["timeout"]
+                )
         except RequestRefusedError as refusal:
             raise CommandError(harmless(str(refusal))) from refusal
         if agent.name != options["name"]:
             self.stderr.write(f"Agent {agent.name}. To go on with it: --name {agent.name}", style_func=str)
+        if note := wait_note(agent):
+            self.stderr.write(note, style_func=str)
         try:
             self.show(agent, message)
         except KeyboardInterrupt:
@@ -80,7 +85,7 @@ class Command(HallCommand):
             raise CommandError("give the members whose tools the agent may use: --members NAME,NAME")
         return create_agent(
             names,
-            caller=Caller(Call.Source.COMMAND),
+            requester=Requester(Call.Source.COMMAND),
             name=options["name"],
             direct=options["direct"],
             model=options["model"],

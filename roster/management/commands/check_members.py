@@ -11,7 +11,8 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError, connection
 
 from mcp_runtime.client import remote
-from mcp_runtime.control.members import folders_of_names, live_runtime, members_of_roster
+from mcp_runtime.control.members import folders_of_names, members_of_roster
+from mcp_runtime.control.nodes import live_node_ids
 from mcp_runtime.members.manifest.files import (
     FILE_NAME,
     ManifestFile,
@@ -130,9 +131,9 @@ def _missing_secrets(folder: Path, file: ManifestFile) -> Iterator[str]:
 def _process_warnings() -> dict[str, list[str]]:
     """The warnings about running members, by directory. Empty without a hall that runs."""
     try:
-        if not _has_database() or live_runtime() is None:
+        if not _has_database():
             return {}
-        connected = members_of_roster().filter(status=GuildMember.Status.CONNECTED)
+        connected = members_of_roster().filter(status=GuildMember.Status.CONNECTED, node__in=live_node_ids())
         return {member.directory: member.warnings for member in connected}
     except DatabaseError:
         return {}

@@ -7,13 +7,13 @@ from typing import Any, NoReturn
 
 from django.core.management.base import CommandError
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call, wait_for_call
 from mcp_runtime.control.members import live_runtime
 from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
 from roster.calls import parse_arguments, progress_text, texts_of
 from roster.management.hall_command import HallCommand
-from roster.management.terminal import NO_RUNTIME, as_json, caller, harmless, seconds
+from roster.management.terminal import NO_RUNTIME, as_json, harmless, requester_of, seconds
 from roster.models import Call
 
 # How often the command reports that it still waits.
@@ -36,7 +36,7 @@ class Command(HallCommand):
         parser.add_argument("--timeout", type=seconds, help="the longest wait, in seconds. The call continues after it")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        requester = caller(Call.Source.COMMAND, options["user"])
+        requester = requester_of(Call.Source.COMMAND, options["user"])
         call = self.queue(options["member"], options["tool"], options["arguments"], requester)
         if options["no_wait"]:
             self.stdout.write(as_json(_facts(call)) if options["json"] else str(call.pk))
@@ -51,10 +51,10 @@ class Command(HallCommand):
             self.stdout.write(harmless(answer) if self.stdout.isatty() else answer)
         _require_success(call)
 
-    def queue(self, member: str, tool: str, text: str, requester: Caller) -> Call:
+    def queue(self, member: str, tool: str, text: str, requester: Requester) -> Call:
         try:
             arguments = parse_arguments(sys.stdin.read() if text == "-" else text)
-            call, _ = queue_call(member, tool, arguments, caller=requester)
+            call, _ = queue_call(member, tool, arguments, requester=requester)
         except (ValueError, AccessError, RequestRefusedError) as error:
             raise CommandError(harmless(str(error))) from error
         if live_runtime() is None:

@@ -7,7 +7,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from mcp_runtime.control.members import find_member
+from mcp_runtime.control.members import find_member, log_note
 from mcp_runtime.members import logs
 from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.management.hall_command import HallCommand
@@ -29,10 +29,12 @@ class Command(HallCommand):
             member = find_member(options["name"])
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
+        if note := log_note(member):
+            self.stderr.write(note)
         path, lines = logs.path_of(settings.GUILD_HALL_DATA_DIR, member.name), options["lines"]
         if not options["follow"]:
             tail = logs.tail(path, lines)
-            if not tail:
+            if not tail and not note:
                 self.stderr.write(f"{member.name} has written nothing yet.")
             for line in tail:
                 self.stdout.write(harmless(line))

@@ -8,7 +8,8 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils import timezone
 
-from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, find_member, live_runtime
+from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, find_member
+from mcp_runtime.control.nodes import Liveness, read_liveness
 from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, one_line, seconds
@@ -39,15 +40,25 @@ class Command(HallCommand):
             raise CommandError(str(refusal)) from refusal
         force = {"force": True} if options["force"] and verb in FORCIBLE_VERBS else {}
         pending = [member for member in members if self.request(verb, member, **force)]
-        is_alive = live_runtime() is not None
-        if not is_alive:
-            self.stderr.write(NO_RUNTIME)
+        without_runtime = self.without_runtime(pending, read_liveness())
         deadline = time.monotonic() + options["wait"]
-        successes = [member for member in pending if not is_alive or self.report(verb, member, requested_at, deadline)]
-        if successes:
-            self.stdout.write(f"{'Done' if is_alive else 'Noted for the next runtime'}: {verb} {_names(successes)}.")
-        if failures := [member for member in members if member not in successes]:
+        others = [member for member in pending if member not in without_runtime]
+        successes = [member for member in others if self.report(verb, member, requested_at, deadline)]
+        for title, group in (("Done", successes), ("Noted for the next runtime", without_runtime)):
+            if group:
+                self.stdout.write(f"{title}: {verb} {_names(group)}.")
+        if failures := [member for member in members if member not in (*successes, *without_runtime)]:
             raise CommandError(f"{verb} did not succeed for {_names(failures)}")
+
+    def without_runtime(self, members: list[GuildMember], liveness: Liveness) -> list[GuildMember]:
+        """The members that no runtime takes care of now. Prints the reason."""
+        if not liveness.live_ids:
+            self.stderr.write(NO_RUNTIME)
+            return members
+        dead_owners = {member: owner for member in members if (owner := liveness.dead_owner_of(member))}
+        for member, owner in dead_owners.items():
+            self.stderr.write(f"{member.name}: the node {owner!r} that owns it does not answer")
+        return list(dead_owners)
 
     def request(self, verb: str, member: GuildMember, **force: bool) -> bool:
         try:

@@ -6,7 +6,8 @@ from typing import Any
 from django.conf import settings
 from django.db.models import Prefetch
 
-from mcp_runtime.control.members import live_runtime, members_of_roster, true_row, visible_tools
+from mcp_runtime.control.members import members_of_roster, true_row, visible_tools
+from mcp_runtime.control.nodes import Liveness, read_liveness
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, as_json, one_line, table
 from roster.models import GuildMember, Tool
@@ -22,12 +23,12 @@ class Command(HallCommand):
         parser.add_argument("--json", action="store_true", help="a JSON list instead of the table")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        is_alive = live_runtime() is not None
-        if not is_alive:
+        liveness = read_liveness()
+        if not liveness.live_ids:
             self.stderr.write(NO_RUNTIME)
         tools = Prefetch("tools", Tool.objects.filter(visible_tools()).only("member_id", "name", "position"))
         rows = members_of_roster().select_related("port_allocation").prefetch_related(tools)
-        members = [true_row(row, runtime_is_alive=is_alive) for row in rows]
+        members = [true_row(row, live_ids=liveness.live_ids) for row in rows]
         facts = [_facts(member) for member in members]
         if options["json"]:
             self.stdout.write(as_json(facts))
@@ -37,7 +38,8 @@ class Command(HallCommand):
                 f"No members in {settings.GUILD_HALL_MEMBERS_DIR}; make one with: manage.py new_member NAME"
             )
             return
-        self.stdout.write(table(COLUMNS, list(map(_row, facts, [member.silence for member in members]))))
+        remarks = [member.silence or _dead_node(member, liveness) for member in members]
+        self.stdout.write(table(COLUMNS, list(map(_row, facts, remarks))))
         count = sum(fact["status"] == GuildMember.Status.CONNECTED for fact in facts)
         self.stdout.write(f"{count} of {len(facts)} connected.")
 
@@ -60,8 +62,13 @@ def _facts(member: GuildMember) -> dict[str, Any]:
     }
 
 
-def _row(fact: dict[str, Any], silence: str) -> list[str]:
-    detail = one_line(fact["error"] or fact["progress"] or silence, ERROR_LENGTH)
+def _dead_node(member: GuildMember, liveness: Liveness) -> str:
+    owner = liveness.dead_owner_of(member)
+    return f"the node {owner!r} that owns it does not answer" if owner else ""
+
+
+def _row(fact: dict[str, Any], remark: str) -> list[str]:
+    detail = one_line(fact["error"] or fact["progress"] or remark, ERROR_LENGTH)
     if next_try := fact["next_restart_at"]:
         detail += f"; next restart at {next_try:%H:%M:%S} UTC"
     return [

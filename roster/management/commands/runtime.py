@@ -6,7 +6,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from mcp_runtime.control.members import live_runtime
+from mcp_runtime.control.members import live_runtime, own_live_runtime
 from mcp_runtime.runtime import pid_namespace, processes
 from roster.management.commands.up import become
 from roster.management.hall_command import require_hall
@@ -14,11 +14,11 @@ from roster.management.hall_command import require_hall
 
 class Command(BaseCommand):
     help = (
-        "Run the hall's one runtime: starts members, watches them, runs queued calls. Ctrl-C ends it and all of them."
+        "Run the runtime of this node: starts members, watches them, runs queued calls. Ctrl-C ends it and all of them."
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--check", action="store_true", help="start none; exit code 0 when one is alive")
+        parser.add_argument("--check", action="store_true", help="start none; exit code 0 if this node's is alive")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["check"]:
@@ -30,7 +30,9 @@ class Command(BaseCommand):
 
     def _check(self) -> None:
         require_hall()
-        holder = live_runtime()
-        if holder is None:
+        holder = own_live_runtime()
+        if holder is None and live_runtime() is None:
             raise CommandError("No runtime is alive.")
+        if holder is None:
+            raise CommandError(f"The runtime of node {settings.GUILD_HALL_NODE!r} is not alive. Another node is.")
         self.stdout.write(f"The runtime is {holder}.")

@@ -18,8 +18,9 @@ from django.db import connection, connections
 from django.urls import get_resolver
 
 from mcp_runtime.control.members import await_heartbeat
+from mcp_runtime.control.nodes import require_same_key
 from mcp_runtime.http1 import listeners
-from mcp_runtime.protocol.errors import AddressTakenError
+from mcp_runtime.protocol.errors import AddressTakenError, SecretKeyError
 from mcp_runtime.runtime import pid_namespace, processes, warm
 from mcp_runtime.system import console
 
@@ -39,8 +40,12 @@ class Command(BaseCommand):
         )
         self._say_addresses()
         web = self._prepare()
+        try:
+            require_same_key()
+        except SecretKeyError as error:
+            raise CommandError(str(error)) from error
         if holder := await_heartbeat(self._say):
-            raise CommandError(f"This hall is up already: its runtime is {holder}. One hall has one runtime.")
+            raise CommandError(f"This node is up already: its runtime is {holder}. One node has one runtime.")
         close_connections()
         try:
             sockets = listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
@@ -80,7 +85,7 @@ class Command(BaseCommand):
         host = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host  # noqa: S104 - shown, not bound
         base = f"http://{f'[{host}]' if ':' in host else host}"
         web, gateway = f"{base}:{settings.GUILD_HALL_PORT}", f"{base}:{settings.GUILD_HALL_GATEWAY_PORT}/mcp"
-        self._say(f"Roster and admin: {web}/   API: {web}/api/docs/   Agents: {gateway}   Ctrl-C ends all of it")
+        self._say(f"Roster and admin: {web}/   API: {web}/api/docs/   Gateway: {gateway}   Ctrl-C ends all of it")
 
 
 def make_members_dir(say: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
-"""A member that misbehaves as its caller asks: `member.py PORT [MODE...]` over HTTP, `member.py stdio` over a pipe.
+"""A member that misbehaves as its client asks: `member.py PORT [MODE...]` over HTTP, `member.py stdio` over a pipe.
 
-It speaks HTTP on raw sockets, so that it can break every rule of it. The honest neighbour runs the same program and
-nobody asks it to misbehave. With the mode `modern` it speaks MCP 2026-07-28 alone. Standard library only.
+It uses HTTP on raw sockets, so that it can break every rule. The honest neighbour runs the same program, but nobody
+asks it to misbehave. With the mode `modern` it supports only MCP 2026-07-28. It uses only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 MODES = sys.argv[1:]
 OWNER = os.environ.get("GUILD_HALL_MEMBER", "").rpartition("/")[2]
-# Tools that do nothing but say whose they are.
+# Tools that only return the name of their member.
 TWINS = next((mode.removeprefix("tools=").split(",") for mode in MODES if mode.startswith("tools=")), [])
 EVIL = "<script>window.pwned = 1</script>\u202e\u200b\U000e0041\x1b[2J\r\n12:00:00 runtime        | forged"
 STRING = {"type": "string"}
@@ -28,8 +28,8 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection
 MODERN_ALONE = {"code": -32022, "message": "not spoken", "data": {"supported": ["2026-07-28"]}}
 QUESTION = {"message": "Sure?", "requestedSchema": {"type": "object", "properties": {}}}
 states = itertools.count(1)
-kept: dict[str, str] = {}  # what `ask` was called with, by state
-answered: dict[str, asyncio.Future[None]] = {}  # questions on streams, by their ids
+texts_by_id: dict[str, str] = {}  # texts of calls, by the id of their state or task
+question_futures: dict[str, asyncio.Future[None]] = {}  # answers to questions on streams, by the question's id
 
 
 def tool(name: str, *required: str, **properties: Any) -> dict[str, Any]:
@@ -57,8 +57,8 @@ TOOLS = [
 
 
 def branch(number: int) -> dict[str, Any]:
-    ways = {"anyOf": [{"$ref": f"#/$defs/{number}"}] * 10}
-    return {"type": "object", "properties": {f"p{index}": ways for index in range(10)}}
+    branches = {"anyOf": [{"$ref": f"#/$defs/{number}"}] * 10}
+    return {"type": "object", "properties": {f"p{index}": branches for index in range(10)}}
 
 
 def hostile_schemas() -> dict[str, Any]:
@@ -82,7 +82,7 @@ def hostile_schemas() -> dict[str, Any]:
 
 
 def hostile_tools() -> list[dict[str, Any]]:
-    """Names that break lines, pages and addresses, and schemas that cost time."""
+    """Tools with names that break lines, pages and addresses, and with expensive schemas."""
     names = [
         EVIL,
         "line\nbreak",
@@ -96,14 +96,14 @@ def hostile_tools() -> list[dict[str, Any]]:
         "",
         " ",
     ]
-    named = [{**tool(name, text=STRING), "title": EVIL, "description": EVIL * 20} for name in names]
+    named_tools = [{**tool(name, text=STRING), "title": EVIL, "description": EVIL * 20} for name in names]
     texts = [{**tool(f"d{number}"), "description": value} for number, value in enumerate([7, None, {}, ["a"], EVIL])]
-    other = [None, 7, [], {}, {"name": 7}, {"name": "no_input"}]
+    invalid_entries = [None, 7, [], {}, {"name": 7}, {"name": "no_input"}]
     schemas = [{"name": name, "inputSchema": schema} for name, schema in hostile_schemas().items()]
-    return [*named, *texts, *schemas, *other, tool("echo", "text", text=STRING)]  # type: ignore[list-item]
+    return [*named_tools, *texts, *schemas, *invalid_entries, tool("echo", "text", text=STRING)]  # type: ignore[list-item]
 
 
-def listed_tools() -> list[dict[str, Any]]:
+def tool_list() -> list[dict[str, Any]]:
     if TWINS:
         return [{**tool(name), "description": f"of {OWNER} {name}"} for name in TWINS]
     return hostile_tools() if "hostile-lists" in MODES else TOOLS
@@ -114,7 +114,7 @@ def text(value: str) -> dict[str, Any]:
 
 
 def result_of(message: dict[str, Any], head: str, raw: bytes) -> dict[str, Any]:
-    """What the honest tools and the lists answer."""
+    """The result of honest tools and of lists."""
     method, params = message.get("method"), message.get("params") or {}
     if method == "server/discover" and "modern" in MODES:
         return {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, "resultType": "complete"}
@@ -123,20 +123,20 @@ def result_of(message: dict[str, Any], head: str, raw: bytes) -> dict[str, Any]:
         version = params.get("protocolVersion", "2025-06-18")
         return {"protocolVersion": version, "capabilities": capabilities, "serverInfo": {"name": "m", "version": "1"}}
     if method == "tools/list":
-        return {"tools": listed_tools()}
+        return {"tools": tool_list()}
     if method == "resources/templates/list" and "hostile-lists" in MODES:
         return {"resourceTemplates": [{"uriTemplate": "x://" + "{+a}{/b*}" * 30 + "z", "name": "backtracking"}]}
     if str(method).startswith("tasks/"):
-        return of_task(str(method), params)
+        return task_result(str(method), params)
     if method != "tools/call":
         return {"resources": [], "resourceTemplates": [], "prompts": []}
     name, arguments = params.get("name"), params.get("arguments") or {}
     if TWINS:
         return text(f"of {OWNER} {name}")
     if name == "ask":
-        return asking(params)
+        return ask_with_state(params)
     if name == "begin":
-        return begun(params)
+        return start_task(params)
     if name == "mark":
         with Path("marks.log").open("a") as log:
             log.write(f"{arguments.get('text')}\n")
@@ -151,93 +151,93 @@ def result_of(message: dict[str, Any], head: str, raw: bytes) -> dict[str, Any]:
     return {**text("done"), "structuredContent": {EVIL: [EVIL]}} if "hostile-lists" in MODES else text("done")
 
 
-def asking(params: dict[str, Any]) -> dict[str, Any]:
-    """Asks, and gives what it was called with to whoever brings the state: all its callers are one to it."""
+def ask_with_state(params: dict[str, Any]) -> dict[str, Any]:
+    """Ask a question, and return the text of the first call to every client that has its state."""
     if "requestState" in params:
-        return text(kept.get(str(params["requestState"]), "unknown state"))
+        return text(texts_by_id.get(str(params["requestState"]), "unknown state"))
     state = f"state {next(states)}"
-    kept[state] = str(params["arguments"].get("text"))
-    asked = {"question": {"method": "elicitation/create", "params": QUESTION}}
-    return {"resultType": "input_required", "inputRequests": asked, "requestState": state}
+    texts_by_id[state] = str(params["arguments"].get("text"))
+    questions = {"question": {"method": "elicitation/create", "params": QUESTION}}
+    return {"resultType": "input_required", "inputRequests": questions, "requestState": state}
 
 
-def begun(params: dict[str, Any]) -> dict[str, Any]:
-    """A task, in the words of the member's era. Ids are counted, and good for whoever knows them."""
+def start_task(params: dict[str, Any]) -> dict[str, Any]:
+    """Start a task, in the era of the member. Ids are counted, and valid for every client that knows them."""
     task_id = f"task-{next(states)}"
-    kept[task_id] = str(params["arguments"].get("text"))
-    made = {"taskId": task_id, "status": "completed", "ttl": None, "ttlMs": None}
-    return {"resultType": "task", **made} if "modern" in MODES else {"task": made}
+    texts_by_id[task_id] = str(params["arguments"].get("text"))
+    task = {"taskId": task_id, "status": "completed", "ttl": None, "ttlMs": None}
+    return {"resultType": "task", **task} if "modern" in MODES else {"task": task}
 
 
-def of_task(method: str, params: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of the task, however its id is spelled, and whoever asks."""
+def task_result(method: str, params: dict[str, Any]) -> dict[str, Any]:
+    """The text of the task, for every client and every spelling of the parameter."""
     related = (params.get("_meta") or {}).get("io.modelcontextprotocol/related-task") or {}
     ids = [value for part in (params, related) for key, value in part.items() if key.lower() == "taskid"]
     if method == "tasks/list":
-        return {"tasks": [{"taskId": key, "statusMessage": value} for key, value in kept.items()]}
-    found = [kept.get(str(one), "unknown task") for one in ids]
-    return {"taskId": ids[0] if ids else "", "status": "completed", "resultType": "complete", **text(" ".join(found))}
+        return {"tasks": [{"taskId": key, "statusMessage": value} for key, value in texts_by_id.items()]}
+    texts = [texts_by_id.get(str(task_id), "unknown task") for task_id in ids]
+    return {"taskId": ids[0] if ids else "", "status": "completed", "resultType": "complete", **text(" ".join(texts))}
 
 
-# Answers that are none --------------------------------------------------------------------------------------------
+# Wrong responses --------------------------------------------------------------------------------------------------
 
 
-def wrong_answer(asked: Any, shape: str, size: int) -> bytes:
-    """An answer to the request `asked` of some `size`, wrong in one way. A search finds the asked id in it."""
-    own, hint, pad = json.dumps(asked), f'"x":{{"id":{json.dumps(asked)}}}', "p" * size
+def wrong_response(request_id: Any, shape: str, size: int) -> bytes:
+    """A wrong response of about `size` bytes. A text search finds the id of the request in it."""
+    own_id, hint, pad = json.dumps(request_id), f'"x":{{"id":{json.dumps(request_id)}}}', "p" * size
     result = f'"result":{{"content":[{{"type":"text","text":"{pad}"}}]}}'
-    right = f'{{"jsonrpc":"2.0","id":{own},{result}}}'
+    right_response = f'{{"jsonrpc":"2.0","id":{own_id},{result}}}'
     shapes = {
         "foreign": f'{{"jsonrpc":"2.0",{hint},"id":"of-another",{result}}}',
         "foreign-last": f'{{{result},"jsonrpc":"2.0","id":"of-another",{hint}}}',
         "request": f'{{"jsonrpc":"2.0",{hint},"id":"q","method":"sampling/createMessage","params":{{"p":"{pad}"}}}}',
-        "own-request": f'{{"jsonrpc":"2.0","id":{own},"method":"sampling/createMessage","params":{{"p":"{pad}"}}}}',
-        "cut": right[:-3],
-        "two": right + right,
-        "deep": f'{{"jsonrpc":"2.0","id":{own},"result":' + "[" * 100_000 + "]" * 100_000 + "}",
-        "doubled-id": f'{{"jsonrpc":"2.0","id":"of-another",{result},"id":{own}}}',
-        "doubled-id-2": f'{{"jsonrpc":"2.0","id":{own},{result},"id":"of-another"}}',
-        "case": f'{{"jsonrpc":"2.0","ID":{own},"Id":{own},{result}}}',
-        "other-type": f'{{"jsonrpc":"2.0",{hint},"id":{json.dumps(str(asked))},{result}}}',
+        "own-request": f'{{"jsonrpc":"2.0","id":{own_id},"method":"sampling/createMessage","params":{{"p":"{pad}"}}}}',
+        "cut": right_response[:-3],
+        "two": right_response + right_response,
+        "deep": f'{{"jsonrpc":"2.0","id":{own_id},"result":' + "[" * 100_000 + "]" * 100_000 + "}",
+        "doubled-id": f'{{"jsonrpc":"2.0","id":"of-another",{result},"id":{own_id}}}',
+        "doubled-id-2": f'{{"jsonrpc":"2.0","id":{own_id},{result},"id":"of-another"}}',
+        "case": f'{{"jsonrpc":"2.0","ID":{own_id},"Id":{own_id},{result}}}',
+        "other-type": f'{{"jsonrpc":"2.0",{hint},"id":{json.dumps(str(request_id))},{result}}}',
         "no-id": f'{{"jsonrpc":"2.0",{hint},{result}}}',
         "null-id": f'{{"jsonrpc":"2.0",{hint},"id":null,{result}}}',
-        "both": f'{{"jsonrpc":"2.0","id":{own},"error":{{"code":1,"message":"m"}},{result}}}',
-        "neither": f'{{"jsonrpc":"2.0","id":{own},"p":"{pad}"}}',
-        "nan": f'{{"jsonrpc":"2.0","id":{own},"result":{{"n":NaN,"p":"{pad}"}}}}',
-        "list": f'[{{"jsonrpc":"2.0","id":"of-another",{result}}},{right}]',
+        "both": f'{{"jsonrpc":"2.0","id":{own_id},"error":{{"code":1,"message":"m"}},{result}}}',
+        "neither": f'{{"jsonrpc":"2.0","id":{own_id},"p":"{pad}"}}',
+        "nan": f'{{"jsonrpc":"2.0","id":{own_id},"result":{{"n":NaN,"p":"{pad}"}}}}',
+        "list": f'[{{"jsonrpc":"2.0","id":"of-another",{result}}},{right_response}]',
         "bare": f'"{pad}"',
     }
     if shape == "utf8":
-        return right.encode().replace(b"pppp", b"\xff\xfe\xc0\x80", 1)
+        return right_response.encode().replace(b"pppp", b"\xff\xfe\xc0\x80", 1)
     return shapes[shape].encode()
 
 
 async def misbehave(message: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
-    """Whether the request asked for it, and got it."""
+    """Misbehave if the call asks for it. Returns whether it got a response."""
     params = message.get("params") or {}
     name, arguments = params.get("name"), params.get("arguments") or {}
-    asked = message.get("id")
+    request_id = message.get("id")
     if message.get("method") != "tools/call":
         return False
     if name == "sleep":
         await asyncio.sleep(float(arguments.get("seconds", 600)))
         return False
     if name == "answer":
-        body = wrong_answer(asked, str(arguments["shape"]), int(arguments.get("bytes", 10)))
+        body = wrong_response(request_id, str(arguments["shape"]), int(arguments.get("bytes", 10)))
         if arguments.get("stream"):
             writer.write(STREAM_HEAD + b"data: " + body + b"\n\n")
             writer.close()
         else:
             writer.write(JSON_HEAD % (200, len(body)) + body)
     elif name == "late":
-        first, second = (response(asked, text(f"{kind} {arguments['text']}")) for kind in ("right", "late"))
+        first, second = (response(request_id, text(f"{kind} {arguments['text']}")) for kind in ("right", "late"))
         writer.write(JSON_HEAD % (200, len(first)) + first)
         await asyncio.sleep(int(arguments.get("milliseconds", 3)) / 1000)
         writer.write(JSON_HEAD % (200, len(second)) + second)
     elif name == "flood":
-        await flood(asked, arguments, writer)
+        await flood(request_id, arguments, writer)
     elif name == "ask" and "modern" not in MODES:
-        await ask_on_stream(asked, arguments, writer)
+        await ask_on_stream(request_id, arguments, writer)
     elif name == "redirect":
         writer.write(f"HTTP/1.1 307 Go\r\nLocation: {arguments['to']}\r\nContent-Length: 0\r\n\r\n".encode())
     elif name == "garbage":
@@ -248,38 +248,38 @@ async def misbehave(message: dict[str, Any], writer: asyncio.StreamWriter) -> bo
     return True
 
 
-async def flood(asked: Any, arguments: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-    """Log messages on the call's own stream, and at last the answer."""
+async def flood(request_id: Any, arguments: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    """Log messages on the stream of the call, and then the response."""
     pad = "f" * int(arguments.get("bytes", 1000))
     writer.write(STREAM_HEAD)
     for number in range(int(arguments.get("count", 100))):
         note = {"method": "notifications/message", "params": {"level": "error", "data": f"{number} {pad}"}}
         writer.write(b"data: " + json.dumps({"jsonrpc": "2.0", **note}).encode() + b"\n\n")
         await writer.drain()
-    writer.write(b"data: " + response(asked, text("flooded")) + b"\n\n")
+    writer.write(b"data: " + response(request_id, text("flooded")) + b"\n\n")
     await writer.drain()
     writer.close()
 
 
-async def ask_on_stream(asked: Any, arguments: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-    """As members with sessions do: the answer waits for that to the question."""
+async def ask_on_stream(request_id: Any, arguments: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+    """Ask a question on the stream of the call, as members with sessions do, and wait for the answer."""
     question = f"question {next(states)}"
-    answered[question] = asyncio.get_running_loop().create_future()
+    question_futures[question] = asyncio.get_running_loop().create_future()
     message = {"jsonrpc": "2.0", "id": question, "method": "elicitation/create", "params": QUESTION}
     writer.write(STREAM_HEAD + b"data: " + json.dumps(message).encode() + b"\n\n")
     try:
-        await asyncio.wait_for(answered[question], 30)
-        writer.write(b"data: " + response(asked, text(str(arguments["text"]))) + b"\n\n")
+        await asyncio.wait_for(question_futures[question], 30)
+        writer.write(b"data: " + response(request_id, text(str(arguments["text"]))) + b"\n\n")
         await writer.drain()
     except TimeoutError:
         pass
     finally:
-        del answered[question]
+        del question_futures[question]
         writer.close()
 
 
-def response(asked: Any, result: dict[str, Any]) -> bytes:
-    return json.dumps({"jsonrpc": "2.0", "id": asked, "result": result}).encode()
+def response(request_id: Any, result: dict[str, Any]) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "result": result}).encode()
 
 
 # HTTP and stdio ---------------------------------------------------------------------------------------------------
@@ -303,15 +303,15 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 continue
             message = json.loads(body)
             if message.get("method") == "initialize" and "modern" in MODES:
-                answer = json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": MODERN_ALONE}).encode()
-                writer.write(JSON_HEAD % (400, len(answer)) + answer)
+                response_body = json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": MODERN_ALONE}).encode()
+                writer.write(JSON_HEAD % (400, len(response_body)) + response_body)
             elif "id" not in message or "method" not in message:
-                if (waiting := answered.get(str(message.get("id")))) is not None and not waiting.done():
-                    waiting.set_result(None)
+                if (future := question_futures.get(str(message.get("id")))) is not None and not future.done():
+                    future.set_result(None)
                 writer.write(JSON_HEAD % (202, 0))
             elif not await misbehave(message, writer):
-                answer = response(message["id"], result_of(message, head, body))
-                writer.write(JSON_HEAD % (200, len(answer)) + answer)
+                response_body = response(message["id"], result_of(message, head, body))
+                writer.write(JSON_HEAD % (200, len(response_body)) + response_body)
             await writer.drain()
     except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         pass
@@ -320,7 +320,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def other_verb(head: str, writer: asyncio.StreamWriter) -> None:
-    """Nothing is said unasked."""
+    """There are no messages without a request."""
     writer.write(b"HTTP/1.1 405 No\r\nContent-Length: 0\r\n\r\n")
 
 
@@ -334,18 +334,18 @@ async def listen(port: int) -> None:
 
 
 def serve_stdio() -> None:
-    """Everything that a call of `shout` says goes out as notifications too, before the answer and after it."""
+    """A call of `shout` also sends its text as notifications, before the response and after it."""
     for line in sys.stdin.buffer:
         message = json.loads(line)
         if "id" not in message:
             continue
-        shouted = str((message.get("params") or {}).get("arguments", {}).get("text", ""))
+        message_text = str((message.get("params") or {}).get("arguments", {}).get("text", ""))
         if message.get("method") == "tools/call" and message["params"]["name"] == "shout":
-            send({"method": "notifications/message", "params": {"level": "error", "data": shouted}})
-            send({"method": "notifications/resources/updated", "params": {"uri": f"secret://{shouted}"}})
+            send({"method": "notifications/message", "params": {"level": "error", "data": message_text}})
+            send({"method": "notifications/resources/updated", "params": {"uri": f"secret://{message_text}"}})
         send({"id": message["id"], "result": result_of(message, "", line)})
         if message.get("method") == "tools/call" and message["params"]["name"] == "shout":
-            send({"method": "notifications/message", "params": {"level": "error", "data": shouted}})
+            send({"method": "notifications/message", "params": {"level": "error", "data": message_text}})
 
 
 def send(message: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Who may do what: snapshots, what they decide, when they are made anew, and what is said of a refusal."""
+"""Access control: snapshots, their decisions, when they are renewed, and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def permission(codename: str) -> Permission:
 
 @pytest.fixture
 def bob() -> User:
-    """May call and control."""
+    """A user who may call and control."""
     user = User.objects.create_user("bob")
     user.user_permissions.add(permission("invoke_tool"), permission("control_member"))
     return user
@@ -61,7 +61,7 @@ def writers() -> Group:
     return Group.objects.create(name="writers")
 
 
-def with_token(user: User, **values: Any) -> Principal:
+def principal_with_token(user: User, **values: Any) -> Principal:
     return principals.principal_of_token(Token.make(user=user, **values)[1])
 
 
@@ -75,34 +75,40 @@ def test_the_operator_may_do_everything() -> None:
     assert OPERATOR.may_control("any")
 
 
-def test_without_the_permission_nothing_may_be_called() -> None:
-    who = principals.principal_of_user(User.objects.create_user("charlie"))
-    assert not who.may_invoke("notes", "add")
-    assert not who.may_see("notes")
-    assert not who.may_control("notes")
-    assert who.reaches("notes")
+def test_without_the_permission_no_tool_may_be_called() -> None:
+    principal = principals.principal_of_user(User.objects.create_user("charlie"))
+    assert not principal.may_invoke("notes", "add")
+    assert not principal.may_see("notes")
+    assert not principal.may_control("notes")
+    assert principal.reaches("notes")
 
 
-def test_each_permission_opens_its_own() -> None:
-    caller, controller = User.objects.create_user("caller"), User.objects.create_user("controller")
-    caller.user_permissions.add(permission("invoke_tool"))
-    controller.user_permissions.add(permission("control_member"))
-    calls, controls = principals.principal_of_user(caller), principals.principal_of_user(controller)
-    assert (calls.may_invoke("notes", "add"), calls.may_control("notes")) == (True, False)
-    assert (controls.may_invoke("notes", "add"), controls.may_control("notes")) == (False, True)
-    assert calls.may_list("notes", "add")
-    assert controls.may_list("notes", "add")
+def test_each_permission_allows_only_its_own_actions() -> None:
+    calling_user, controlling_user = User.objects.create_user("requester"), User.objects.create_user("controller")
+    calling_user.user_permissions.add(permission("invoke_tool"))
+    controlling_user.user_permissions.add(permission("control_member"))
+    calling_principal, controlling_principal = (
+        principals.principal_of_user(calling_user),
+        principals.principal_of_user(controlling_user),
+    )
+    assert (calling_principal.may_invoke("notes", "add"), calling_principal.may_control("notes")) == (True, False)
+    assert (controlling_principal.may_invoke("notes", "add"), controlling_principal.may_control("notes")) == (
+        False,
+        True,
+    )
+    assert calling_principal.may_list("notes", "add")
+    assert controlling_principal.may_list("notes", "add")
 
 
-def test_a_member_with_groups_is_for_their_users_and_for_superusers(
+def test_a_reserved_member_is_for_users_of_its_groups_and_for_superusers(
     bob: User, notes: GuildMember, writers: Group
 ) -> None:
     notes.groups.add(writers)
-    who = principals.principal_of_user(bob)
-    assert not who.may_invoke("notes", "add")
-    assert not who.may_see("notes")
-    assert not who.may_control("notes")
-    assert who.may_invoke("other", "add")
+    principal = principals.principal_of_user(bob)
+    assert not principal.may_invoke("notes", "add")
+    assert not principal.may_see("notes")
+    assert not principal.may_control("notes")
+    assert principal.may_invoke("other", "add")
     assert principals.principal_of_user(User.objects.create_superuser("alice")).may_invoke("notes", "add")
     bob.groups.add(writers)
     assert principals.principal_of_user(bob).may_invoke("notes", "add")
@@ -114,21 +120,19 @@ def test_one_of_several_groups_is_enough(bob: User, notes: GuildMember, writers:
     assert principals.principal_of_user(bob).may_invoke("notes", "add")
 
 
-def test_a_group_that_a_member_is_reserved_for_cannot_be_deleted_and_so_open_it(
-    notes: GuildMember, writers: Group
-) -> None:
+def test_a_group_of_a_reserved_member_cannot_be_deleted(notes: GuildMember, writers: Group) -> None:
     notes.groups.add(writers)
     with pytest.raises(ProtectedError):
         writers.delete()
 
 
-def test_a_member_that_came_after_the_snapshot_is_open_to_everybody_allowed(bob: User) -> None:
-    who = principals.principal_of_user(bob)
+def test_a_member_that_is_newer_than_the_snapshot_is_not_reserved(bob: User) -> None:
+    principal = principals.principal_of_user(bob)
     add_member("newcomer", "x")
-    assert who.may_invoke("newcomer", "x")
+    assert principal.may_invoke("newcomer", "x")
 
 
-def test_a_user_who_is_not_active_is_nobody(bob: User) -> None:
+def test_an_inactive_user_is_refused(bob: User) -> None:
     principals.principal_of_user(bob)
     bob.is_active = False
     bob.save()
@@ -136,14 +140,14 @@ def test_a_user_who_is_not_active_is_nobody(bob: User) -> None:
         principals.principal_of_user(bob)
 
 
-def test_a_user_disabled_without_a_signal_is_nobody_at_once(bob: User) -> None:
+def test_a_user_who_is_disabled_without_a_signal_is_refused_at_once(bob: User) -> None:
     principals.principal_of_user(bob)
     User.objects.filter(pk=bob.pk).update(is_active=False)
     with pytest.raises(AccessError, match="'bob' is not active"):
         principals.principal_of_user(bob)
 
 
-def test_a_snapshot_is_not_kept_for_long(bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_stored_only_for_a_short_time(bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
     token = Token.make(user=bob)[1]
     assert principals.principal_of_token(token).invokes
     assert principals.principal_of_user(bob).invokes
@@ -156,77 +160,79 @@ def test_a_snapshot_is_not_kept_for_long(bob: User, monkeypatch: pytest.MonkeyPa
 # Tokens -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_for_everything_opens_what_its_user_may(bob: User, notes: GuildMember) -> None:
-    who = with_token(bob)
-    assert who.may_invoke("notes", "add")
-    assert who.may_control("notes")
-    assert who.may_use_all("notes")
-    assert not who.is_narrowed
-    assert not with_token(User.objects.create_user("charlie")).may_invoke("notes", "add")
+def test_a_token_for_everything_has_all_permissions_of_its_user(bob: User, notes: GuildMember) -> None:
+    principal = principal_with_token(bob)
+    assert principal.may_invoke("notes", "add")
+    assert principal.may_control("notes")
+    assert principal.may_use_all("notes")
+    assert not principal.is_narrowed
+    assert not principal_with_token(User.objects.create_user("charlie")).may_invoke("notes", "add")
 
 
-def test_a_token_for_some_members_opens_those_alone(bob: User, notes: GuildMember) -> None:
-    who = with_token(bob, scope=Scope.MEMBERS, members=[notes])
-    assert who.may_invoke("notes", "whatever is new")
-    assert who.may_control("notes")
-    assert who.may_use_all("notes")
+def test_a_token_for_some_members_opens_only_those_members(bob: User, notes: GuildMember) -> None:
+    principal = principal_with_token(bob, scope=Scope.MEMBERS, members=[notes])
+    assert principal.may_invoke("notes", "whatever is new")
+    assert principal.may_control("notes")
+    assert principal.may_use_all("notes")
     for member in ("other", "note", "notes2"):
-        assert not who.may_invoke(member, "add")
-        assert not who.may_see(member)
-        assert not who.may_control(member)
+        assert not principal.may_invoke(member, "add")
+        assert not principal.may_see(member)
+        assert not principal.may_control(member)
 
 
-def test_a_token_for_some_tools_opens_those_alone(bob: User, notes: GuildMember) -> None:
-    who = with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")])
-    assert who.may_invoke("notes", "add")
-    assert who.may_see("notes")
-    assert not who.may_invoke("notes", "list")
-    assert not who.may_invoke("other", "add")
-    assert not who.may_see("other")
-    assert not who.may_use_all("notes")
-    assert not who.may_control("notes")
+def test_a_token_for_some_tools_opens_only_those_tools(bob: User, notes: GuildMember) -> None:
+    principal = principal_with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")])
+    assert principal.may_invoke("notes", "add")
+    assert principal.may_see("notes")
+    assert not principal.may_invoke("notes", "list")
+    assert not principal.may_invoke("other", "add")
+    assert not principal.may_see("other")
+    assert not principal.may_use_all("notes")
+    assert not principal.may_control("notes")
 
 
-def test_a_scope_whose_last_member_is_gone_opens_nothing(bob: User, notes: GuildMember) -> None:
+def test_a_scope_whose_last_member_is_deleted_opens_nothing(bob: User, notes: GuildMember) -> None:
     token = Token.make(user=bob, scope=Scope.MEMBERS, members=[notes])[1]
     principals.principal_of_token(token)
     notes.delete()
-    who = principals.principal_of_token(token)
-    assert who.members == frozenset()
-    assert not who.may_invoke("notes", "add")
-    assert not who.may_invoke("other", "add")
+    principal = principals.principal_of_token(token)
+    assert principal.members == frozenset()
+    assert not principal.may_invoke("notes", "add")
+    assert not principal.may_invoke("other", "add")
     with pytest.raises(NotAllowedError, match="none that is left"):
-        access.require_invoke(who, "other", "add")
+        access.require_invoke(principal, "other", "add")
 
 
-def test_a_scope_never_opens_what_the_user_may_not(bob: User, notes: GuildMember, writers: Group) -> None:
+def test_a_scope_gives_no_permissions_that_the_user_does_not_have(
+    bob: User, notes: GuildMember, writers: Group
+) -> None:
     notes.groups.add(writers)
-    assert not with_token(bob, scope=Scope.MEMBERS, members=[notes]).may_invoke("notes", "add")
-    assert not with_token(bob, scope=Scope.TOOLS, tools=list(notes.tools.all())).may_invoke("notes", "add")
+    assert not principal_with_token(bob, scope=Scope.MEMBERS, members=[notes]).may_invoke("notes", "add")
+    assert not principal_with_token(bob, scope=Scope.TOOLS, tools=list(notes.tools.all())).may_invoke("notes", "add")
 
 
-def test_limits_are_the_tokens_own_or_those_of_the_settings(bob: User, settings: Any) -> None:
+def test_limits_are_those_of_the_token_or_of_the_settings(bob: User, settings: Any) -> None:
     settings.GUILD_HALL_CALLS_PER_MINUTE, settings.GUILD_HALL_MAX_IN_FLIGHT = 60, 7
-    who = with_token(bob)
-    assert (who.limits.calls_per_minute, who.limits.max_in_flight) == (60, 7)
-    own = with_token(bob, calls_per_minute=0, max_in_flight=3)
-    assert (own.limits.calls_per_minute, own.limits.max_in_flight) == (0, 3)
+    principal = principal_with_token(bob)
+    assert (principal.limits.calls_per_minute, principal.limits.max_in_flight) == (60, 7)
+    principal_with_limits = principal_with_token(bob, calls_per_minute=0, max_in_flight=3)
+    assert (principal_with_limits.limits.calls_per_minute, principal_with_limits.limits.max_in_flight) == (0, 3)
     session = principals.principal_of_user(bob)
     assert session.limits == Limits()
 
 
-def test_an_unknown_token_is_refused_with_what_makes_one() -> None:
+def test_an_unknown_token_is_refused() -> None:
     with pytest.raises(TokenError, match="not known"):
         principals.principal_of_token("gh_nobody")
 
 
 @pytest.mark.parametrize("text", ["", "\ud800", "gh_", "\0"])
-def test_any_text_can_be_asked_for_as_a_token(text: str) -> None:
+def test_any_text_can_be_checked_as_a_token(text: str) -> None:
     with pytest.raises(TokenError):
         principals.principal_of_token(text)
 
 
-def test_a_revoked_token_opens_nothing_from_then_on(bob: User) -> None:
+def test_a_revoked_token_is_refused_from_then_on(bob: User) -> None:
     row, token = Token.make(user=bob)
     assert principals.principal_of_token(token).token_id == row.pk
     row.revoke()
@@ -234,10 +240,10 @@ def test_a_revoked_token_opens_nothing_from_then_on(bob: User) -> None:
         principals.principal_of_token(token)
 
 
-def test_a_token_ends_when_it_expires_though_nothing_changed(bob: User) -> None:
+def test_a_token_is_refused_after_it_expires(bob: User) -> None:
     row, token = Token.make(user=bob, expires_at=timezone.now() + timedelta(hours=1))
-    who = principals.principal_of_token(token)
-    assert not who.is_expired
+    principal = principals.principal_of_token(token)
+    assert not principal.is_expired
     Token.objects.filter(pk=row.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
     with pytest.raises(TokenError, match="expired at"):
         principals.principal_of_token(token)
@@ -245,13 +251,13 @@ def test_a_token_ends_when_it_expires_though_nothing_changed(bob: User) -> None:
     assert row.state == "expired"
 
 
-def test_a_snapshot_knows_when_its_token_ends() -> None:
+def test_a_snapshot_knows_when_its_token_expires() -> None:
     past, future = timezone.now() - timedelta(seconds=1), timezone.now() + timedelta(hours=1)
     assert Principal(1, "bob", expires_at=past).is_expired
     assert not Principal(1, "bob", expires_at=future).is_expired
 
 
-def test_the_token_of_a_user_who_is_not_active_opens_nothing(bob: User) -> None:
+def test_the_token_of_an_inactive_user_is_refused(bob: User) -> None:
     token = Token.make(user=bob)[1]
     principals.principal_of_token(token)
     User.objects.filter(pk=bob.pk).update(is_active=False)
@@ -259,13 +265,13 @@ def test_the_token_of_a_user_who_is_not_active_opens_nothing(bob: User) -> None:
         principals.principal_of_token(token)
 
 
-def test_what_one_request_does_to_its_user_no_other_request_sees(bob: User) -> None:
+def test_changes_of_the_user_object_of_one_request_reach_no_other_request(bob: User) -> None:
     token = Token.make(user=bob)[1]
     principals.holder_of(token)
     first, second = principals.holder_of(token)[0], principals.holder_of(token)[0]
     assert first == second == bob
     first.username = "somebody else"
-    first.has_perm("roster.add_token")  # which Django remembers on the object
+    first.has_perm("roster.add_token")  # Django stores the result on the object
     assert (second.username, principals.holder_of(token)[0].username) == ("bob", "bob")
     assert not [name for name in principals.holder_of(token)[0].__dict__ if "perm" in name]
 
@@ -293,17 +299,17 @@ def test_the_last_use_is_written_at_most_once_a_minute(
 # Snapshots --------------------------------------------------------------------------------------------------------
 
 
-def test_deciding_asks_the_database_nothing(
+def test_a_decision_needs_no_query(
     bob: User, notes: GuildMember, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    who = with_token(bob, scope=Scope.MEMBERS, members=[notes])
+    principal = principal_with_token(bob, scope=Scope.MEMBERS, members=[notes])
     with django_assert_num_queries(0):
-        assert sum(who.may_invoke("notes", f"tool-{number}") for number in range(1000)) == 1000
-        who.may_see("notes")
-        who.may_control("notes")
+        assert sum(principal.may_invoke("notes", f"tool-{number}") for number in range(1000)) == 1000
+        principal.may_see("notes")
+        principal.may_control("notes")
 
 
-def test_a_snapshot_is_kept_while_nothing_changed(bob: User, django_assert_num_queries: DjangoAssertNumQueries) -> None:
+def test_a_snapshot_is_reused_until_a_change(bob: User, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     token = Token.make(user=bob)[1]
     first = principals.principal_of_token(token)
     with django_assert_num_queries(1):
@@ -314,36 +320,36 @@ def test_a_snapshot_is_kept_while_nothing_changed(bob: User, django_assert_num_q
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a token is made": lambda it: Token.make(user=it["bob"]),
-    "a token is revoked": lambda it: it["token"].revoke(),
-    "a token is deleted": lambda it: it["token"].delete(),
-    "a scope is changed": lambda it: it["token"].members.add(it["notes"]),
-    "a scope of tools is changed": lambda it: it["token"].tools.add(it["tool"]),
-    "a user is disabled": lambda it: it["bob"].save(update_fields=["is_active"]),
-    "a user is saved": lambda it: it["bob"].save(),
-    "a user is deleted": lambda it: it["bob"].delete(),
-    "a user gets a permission": lambda it: it["bob"].user_permissions.add(permission("view_call")),
-    "a user loses their permissions": lambda it: it["bob"].user_permissions.clear(),
-    "a user joins a group": lambda it: it["bob"].groups.add(it["writers"]),
-    "a group takes users in": lambda it: it["writers"].user_set.add(it["bob"]),
-    "a group gets a permission": lambda it: it["writers"].permissions.add(permission("invoke_tool")),
-    "a group is deleted": lambda it: it["writers"].delete(),
-    "a member is reserved": lambda it: reserve_member(it["notes"], [it["writers"]]),
-    "a group takes a member": lambda it: it["writers"].guild_members.add(it["notes"]),
-    "a tool is switched": lambda it: set_tool_enabled(it["tool"], False),
-    "a member is disabled": lambda it: disable_member(it["notes"]),
-    "a member is enabled": lambda it: enable_member(it["notes"]),
-    "a member is deleted": lambda it: it["notes"].delete(),
+    "a token is created": lambda objects: Token.make(user=objects["bob"]),
+    "a token is revoked": lambda objects: objects["token"].revoke(),
+    "a token is deleted": lambda objects: objects["token"].delete(),
+    "a scope is changed": lambda objects: objects["token"].members.add(objects["notes"]),
+    "a scope of tools is changed": lambda objects: objects["token"].tools.add(objects["tool"]),
+    "a user is disabled": lambda objects: objects["bob"].save(update_fields=["is_active"]),
+    "a user is saved": lambda objects: objects["bob"].save(),
+    "a user is deleted": lambda objects: objects["bob"].delete(),
+    "a user gets a permission": lambda objects: objects["bob"].user_permissions.add(permission("view_call")),
+    "a user loses their permissions": lambda objects: objects["bob"].user_permissions.clear(),
+    "a user joins a group": lambda objects: objects["bob"].groups.add(objects["writers"]),
+    "a group gets a user": lambda objects: objects["writers"].user_set.add(objects["bob"]),
+    "a group gets a permission": lambda objects: objects["writers"].permissions.add(permission("invoke_tool")),
+    "a group is deleted": lambda objects: objects["writers"].delete(),
+    "a member is reserved": lambda objects: reserve_member(objects["notes"], [objects["writers"]]),
+    "a group gets a member": lambda objects: objects["writers"].guild_members.add(objects["notes"]),
+    "a tool is disabled": lambda objects: set_tool_enabled(objects["tool"], False),
+    "a member is disabled": lambda objects: disable_member(objects["notes"]),
+    "a member is enabled": lambda objects: enable_member(objects["notes"]),
+    "a member is deleted": lambda objects: objects["notes"].delete(),
 }
 
 
-def unseen(model: Any, **columns: Any) -> Callable[[dict[str, Any]], Any]:
+def change_without_signal(model: Any, **columns: Any) -> Callable[[dict[str, Any]], Any]:
     """A change of these columns that sends no signal."""
-    return lambda it: model.objects.update(**columns)
+    return lambda objects: model.objects.update(**columns)
 
 
 def sql(statement: str) -> Callable[[dict[str, Any]], Any]:
-    def run(it: dict[str, Any]) -> None:
+    def run(objects: dict[str, Any]) -> None:
         with connection.cursor() as cursor:
             cursor.execute(statement)
 
@@ -351,32 +357,32 @@ def sql(statement: str) -> Callable[[dict[str, Any]], Any]:
 
 
 PAST = timezone.now() - timedelta(days=1)
-UNSEEN_CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "a user is disabled": unseen(User, is_active=False),
+CHANGES_WITHOUT_SIGNAL: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a user is disabled": change_without_signal(User, is_active=False),
     "a user is disabled in SQL": sql("UPDATE auth_user SET is_active = '0'"),
-    "a user becomes a superuser": unseen(User, is_superuser=True),
-    "a user is renamed": unseen(User, username="robert"),
-    "a token is revoked": unseen(Token, revoked_at=PAST),
-    "a token expires": unseen(Token, expires_at=PAST),
-    "a token is narrowed": unseen(Token, scope=Scope.MEMBERS),
-    "a token is limited": unseen(Token, calls_per_minute=1),
-    "a token is deleted": lambda it: sql(f"DELETE FROM roster_token WHERE id = {it['token'].pk}")(it),
-    "a user loses a permission": lambda it: User.user_permissions.through.objects.all().delete(),
-    "a user leaves a group": lambda it: User.groups.through.objects.all().delete(),
-    "a group loses a permission": lambda it: Group.permissions.through.objects.all().delete(),
-    "a member is reserved": lambda it: MemberGroup.objects.bulk_create(
-        [MemberGroup(member=it["notes"], group=it["empty"])]
+    "a user becomes a superuser": change_without_signal(User, is_superuser=True),
+    "a user is renamed": change_without_signal(User, username="robert"),
+    "a token is revoked": change_without_signal(Token, revoked_at=PAST),
+    "a token expires": change_without_signal(Token, expires_at=PAST),
+    "a token is narrowed": change_without_signal(Token, scope=Scope.MEMBERS),
+    "a token is limited": change_without_signal(Token, calls_per_minute=1),
+    "a token is deleted": lambda objects: sql(f"DELETE FROM roster_token WHERE id = {objects['token'].pk}")(objects),
+    "a user loses a permission": lambda objects: User.user_permissions.through.objects.all().delete(),
+    "a user leaves a group": lambda objects: User.groups.through.objects.all().delete(),
+    "a group loses a permission": lambda objects: Group.permissions.through.objects.all().delete(),
+    "a member is reserved": lambda objects: MemberGroup.objects.bulk_create(
+        [MemberGroup(member=objects["notes"], group=objects["empty"])]
     ),
-    "a scope loses a member": lambda it: Token.members.through.objects.all().delete(),
-    "a scope loses a tool": lambda it: Token.tools.through.objects.all().delete(),
+    "a scope loses a member": lambda objects: Token.members.through.objects.all().delete(),
+    "a scope loses a tool": lambda objects: Token.tools.through.objects.all().delete(),
 }
 
 
-@pytest.mark.parametrize("change", UNSEEN_CHANGES.values(), ids=UNSEEN_CHANGES.keys())
-def test_whatever_decides_outdates_the_snapshots_that_it_changes(
+@pytest.mark.parametrize("change", CHANGES_WITHOUT_SIGNAL.values(), ids=CHANGES_WITHOUT_SIGNAL.keys())
+def test_a_change_without_a_signal_outdates_the_snapshots_that_it_affects(
     bob: User, notes: GuildMember, writers: Group, change: Callable[[dict[str, Any]], Any]
 ) -> None:
-    """Also where no signal told of it. The version is the same, so only the rows can tell."""
+    """Without a signal the version stays the same, so only the rows show the change."""
     bob.user_permissions.clear()
     bob.user_permissions.add(permission("invoke_tool"))
     writers.permissions.add(permission("view_call"))
@@ -384,18 +390,18 @@ def test_whatever_decides_outdates_the_snapshots_that_it_changes(
     add_member("reserved").groups.add(writers)
     row, token = Token.make(user=bob)
     in_scope = [
-        with_token(bob, scope=Scope.MEMBERS, members=[notes]),
-        with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")]),
+        principal_with_token(bob, scope=Scope.MEMBERS, members=[notes]),
+        principal_with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")]),
     ]
-    kept = [principals.principal_of_token(token), *in_scope]
+    snapshots = [principals.principal_of_token(token), *in_scope]
     before = principals.version()
-    assert not principals.are_outdated(kept)
+    assert not principals.are_outdated(snapshots)
     change({"notes": notes, "token": row, "empty": Group.objects.create(name="empty")})
     assert principals.version() == before
-    assert principals.are_outdated(kept)
+    assert principals.are_outdated(snapshots)
 
 
-def test_snapshots_that_nobody_changed_are_not_outdated(
+def test_snapshots_without_changes_are_not_outdated(
     bob: User, notes: GuildMember, writers: Group, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     notes.groups.add(writers)
@@ -403,17 +409,23 @@ def test_snapshots_that_nobody_changed_are_not_outdated(
     charlie = User.objects.create_user("charlie")
     charlie.groups.add(writers)
     writers.permissions.add(permission("control_member"))
-    kept = [with_token(user) for user in (alice, bob, charlie)]
-    kept += [with_token(bob, scope=Scope.MEMBERS, members=[notes]), with_token(bob, calls_per_minute=0)]
-    kept += [with_token(user, scope=Scope.TOOLS, tools=list(notes.tools.all())) for user in (alice, charlie)]
-    kept.append(Principal(1, "past", token_id=1, expires_at=PAST))  # it is looked up again when it is asked for
+    snapshots = [principal_with_token(user) for user in (alice, bob, charlie)]
+    snapshots += [
+        principal_with_token(bob, scope=Scope.MEMBERS, members=[notes]),
+        principal_with_token(bob, calls_per_minute=0),
+    ]
+    snapshots += [
+        principal_with_token(user, scope=Scope.TOOLS, tools=list(notes.tools.all())) for user in (alice, charlie)
+    ]
+    # An expired snapshot is read again when it is used.
+    snapshots.append(Principal(1, "past", token_id=1, expires_at=PAST))
     with django_assert_num_queries(7):
-        assert not principals.are_outdated(kept)
+        assert not principals.are_outdated(snapshots)
     assert not principals.are_outdated([])
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-def test_whatever_decides_changes_the_version(
+def test_a_change_with_a_signal_changes_the_version(
     bob: User, notes: GuildMember, writers: Group, change: Callable[[dict[str, Any]], Any]
 ) -> None:
     token = Token.make(user=bob)[0]
@@ -422,7 +434,7 @@ def test_whatever_decides_changes_the_version(
     assert principals.version() != before
 
 
-def test_a_login_and_the_use_of_a_token_change_no_version(bob: User) -> None:
+def test_a_login_and_the_use_of_a_token_do_not_change_the_version(bob: User) -> None:
     token = Token.make(user=bob)[1]
     before = principals.version()
     bob.save(update_fields=["last_login"])
@@ -430,7 +442,7 @@ def test_a_login_and_the_use_of_a_token_change_no_version(bob: User) -> None:
     assert principals.version() == before
 
 
-def test_the_folder_changes_the_version_when_members_come_go_or_are_switched(tmp_path: Any) -> None:
+def test_a_sync_changes_the_version_when_members_are_added_removed_or_disabled(tmp_path: Any) -> None:
     def write(**values: Any) -> None:
         folder = tmp_path / "echo"
         folder.mkdir(exist_ok=True)
@@ -462,7 +474,7 @@ def test_the_folder_changes_the_version_when_members_come_go_or_are_switched(tmp
     assert sync()
 
 
-def test_a_hall_without_a_row_has_no_version_and_keeps_no_snapshots(
+def test_a_hall_without_a_row_has_no_version_and_stores_no_snapshots(
     bob: User, writers: Group, notes: GuildMember
 ) -> None:
     Hall.objects.all().delete()
@@ -472,53 +484,53 @@ def test_a_hall_without_a_row_has_no_version_and_keeps_no_snapshots(
     assert not principals.principal_of_user(bob).may_invoke("notes", "add")
 
 
-# Words ------------------------------------------------------------------------------------------------------------
+# Texts ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_refusal_names_everything_that_is_missing(notes: GuildMember, writers: Group) -> None:
+def test_a_refusal_names_all_missing_permissions(notes: GuildMember, writers: Group) -> None:
     notes.groups.add(writers)
     charlie = User.objects.create_user("charlie")
-    who = with_token(charlie, name="laptop", scope=Scope.MEMBERS, members=[add_member("other")])
+    principal = principal_with_token(charlie, name="laptop", scope=Scope.MEMBERS, members=[add_member("other")])
     with pytest.raises(NotAllowedError) as refusal:
-        access.require_invoke(who, "notes", "add")
+        access.require_invoke(principal, "notes", "add")
     text = str(refusal.value)
     assert "roster.invoke_tool, which user 'charlie' does not have." in text
     assert "Member 'notes' is reserved for groups, and user 'charlie' is in none of them." in text
-    assert f"The token {who.token_hint}… (laptop) is for these members alone: other." in text
+    assert f"The token {principal.token_hint}… (laptop) is for these members alone: other." in text
     with pytest.raises(NotAllowedError, match=r"roster\.control_member"):
-        access.require_control(who, "notes")
+        access.require_control(principal, "notes")
 
 
-def test_a_refusal_does_not_tell_whether_there_is_such_a_tool(bob: User, notes: GuildMember) -> None:
-    who = with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")])
-    sentences = []
+def test_a_refusal_does_not_tell_whether_the_tool_exists(bob: User, notes: GuildMember) -> None:
+    principal = principal_with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")])
+    texts = []
     for tool in ("list", "nothing"):
         with pytest.raises(NotAllowedError) as refusal:
-            access.require_invoke(who, "notes", tool)
-        sentences.append(str(refusal.value))
-    assert sentences[0] == sentences[1]
-    assert "is for these tools alone: notes/add" in sentences[0]
+            access.require_invoke(principal, "notes", tool)
+        texts.append(str(refusal.value))
+    assert texts[0] == texts[1]
+    assert "is for these tools alone: notes/add" in texts[0]
 
 
-def test_an_explanation_of_a_yes_says_where_each_right_comes_from(
+def test_an_explanation_of_allowed_names_the_source_of_each_permission(
     bob: User, notes: GuildMember, writers: Group
 ) -> None:
     notes.groups.add(writers)
     bob.groups.add(writers)
     bob.user_permissions.clear()
     writers.permissions.add(permission("invoke_tool"))
-    who = with_token(bob, name="laptop", scope=Scope.MEMBERS, members=[notes])
-    decision = access.explain(who, "notes", "add")
+    principal = principal_with_token(bob, name="laptop", scope=Scope.MEMBERS, members=[notes])
+    decision = access.explain(principal, "notes", "add")
     assert decision.allowed
     assert decision.reasons == [
         "user 'bob' has the permission roster.invoke_tool by group writers",
         "member 'notes' is reserved for groups, and the user is in writers",
-        f"the scope of the token {who.token_hint}… (laptop) includes it",
+        f"the scope of the token {principal.token_hint}… (laptop) includes it",
         "tool 'add' of member 'notes' is enabled",
     ]
 
 
-def test_an_explanation_of_a_no_gives_every_reason(bob: User, notes: GuildMember) -> None:
+def test_an_explanation_of_not_allowed_gives_every_reason(bob: User, notes: GuildMember) -> None:
     bob.user_permissions.clear()
     disable_member(notes)
     set_tool_enabled(notes.tools.get(name="add"), False)
@@ -535,12 +547,12 @@ def test_an_explanation_of_a_no_gives_every_reason(bob: User, notes: GuildMember
     ("member", "tool", "reason"),
     [("nobody", "add", "no member 'nobody' is in the roster"), ("notes", "fly", "member 'notes' lists no tool 'fly'")],
 )
-def test_what_is_not_there_is_explained_too(notes: GuildMember, member: str, tool: str, reason: str) -> None:
+def test_an_unknown_member_or_tool_is_explained(notes: GuildMember, member: str, tool: str, reason: str) -> None:
     decision = access.explain(OPERATOR, member, tool)
     assert (decision.allowed, decision.reasons) == (False, [reason])
 
 
-def test_the_operator_and_superusers_are_explained(notes: GuildMember, writers: Group) -> None:
+def test_the_permissions_of_the_operator_and_of_superusers_are_explained(notes: GuildMember, writers: Group) -> None:
     notes.groups.add(writers)
     assert "operator" in access.explain(OPERATOR, "notes", "add").reasons[0]
     alice = principals.principal_of_user(User.objects.create_superuser("alice"))

@@ -1,4 +1,4 @@
-"""From a message to an agent: what keeps one from being started. No agent runs here; tests/system has real ones."""
+"""From a message to an agent, and the reasons not to start one. No agent runs here. Real agents run in tests/system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcp_runtime.agents import setup, transitions
 from mcp_runtime.agents.process import AgentProcess
 from mcp_runtime.agents.runner import AgentRunner
 from mcp_runtime.agents.transcript import Transcript
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import create_agent, queue_message
 from mcp_runtime.protocol import mcp
 from mcp_runtime.rows import lease
@@ -23,52 +23,56 @@ from tests.conftest import eventually
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-SECRETIVE = {"type": "object", "properties": {"pass phrase": {"type": "string", "format": "password"}}}
+SCHEMA_WITH_SECRET = {"type": "object", "properties": {"pass phrase": {"type": "string", "format": "password"}}}
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_what_a_schema_marks_as_a_secret_is_not_in_the_transcript(direct: bool) -> None:
+def test_secret_arguments_are_not_in_the_transcript(direct: bool) -> None:
     anna = GuildMember.objects.create(name="anna", directory="anna", status="connected")
-    for name, schema in (("log in", SECRETIVE), ("echo", {"type": "object"})):
+    for name, schema in (("log in", SCHEMA_WITH_SECRET), ("echo", {"type": "object"})):
         Tool.objects.create(member=anna, name=name, definition={"name": name, "inputSchema": schema})
     server, tool = ("anna", "log_in") if direct else ("guild-hall", mcp.qualified_name("anna", "log in"))
-    caller = Caller(Call.Source.COMMAND)
-    agent = create_agent(["anna"], caller=caller, direct=direct)
-    transcript = Transcript(transitions.queue(agent, "hello", timeout=30, caller=caller))
+    requester = Requester(Call.Source.COMMAND)
+    agent = create_agent(["anna"], requester=requester, direct=direct)
+    transcript = Transcript(transitions.queue(agent, "hello", timeout=30, requester=requester))
 
-    def kept(tool: str, arguments: Any) -> Any:
+    def recorded_arguments(tool: str, arguments: Any) -> Any:
         transcript.add("tool_call", {"id": "1", "server": server, "tool": tool, "arguments": arguments})
         transcript.write_due(is_last=True)
         return AgentEvent.objects.latest("id").data["arguments"]
 
-    assert kept(tool, {"pass phrase": "sesame", "user": "ali"}) == {"pass phrase": "********", "user": "ali"}
-    assert kept(tool, [{"type": "text", "text": '{"pass phrase": "ses…'}]) == "********"
+    assert recorded_arguments(tool, {"pass phrase": "sesame", "user": "ali"}) == {
+        "pass phrase": "********",
+        "user": "ali",
+    }
+    assert recorded_arguments(tool, [{"type": "text", "text": '{"pass phrase": "ses…'}]) == "********"
     echo = "echo" if direct else "anna__echo"
-    assert kept(echo, {"pass phrase": "sesame"}) == {"pass phrase": "sesame"}
-    # Listed while the agent works; and a mark that is gone when the call is written down.
-    Tool.objects.create(member=anna, name="late", definition={"name": "late", "inputSchema": SECRETIVE})
+    assert recorded_arguments(echo, {"pass phrase": "sesame"}) == {"pass phrase": "sesame"}
+    # A tool that is listed while the agent works, and whose mark is removed before the call is recorded.
+    Tool.objects.create(member=anna, name="late", definition={"name": "late", "inputSchema": SCHEMA_WITH_SECRET})
     late = "late" if direct else "anna__late"
-    assert kept(late, {"pass phrase": "sesame"}) == {"pass phrase": "********"}
+    assert recorded_arguments(late, {"pass phrase": "sesame"}) == {"pass phrase": "********"}
     Tool.objects.filter(name="late").update(definition={"name": "late", "inputSchema": {"type": "object"}})
-    assert kept(late, {"pass phrase": "sesame"}) == {"pass phrase": "********"}
+    assert recorded_arguments(late, {"pass phrase": "sesame"}) == {"pass phrase": "********"}
     transcript.add("text", {"text": "sesame"})
     transcript.write_due(is_last=True)
     assert AgentEvent.objects.latest("id").data == {"text": "sesame"}
 
 
 @pytest.mark.parametrize("direct", [False, True])
-def test_no_agent_is_started_for_who_may_not_use_the_members_any_more(
+def test_no_agent_is_started_for_a_user_who_lost_the_permission(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
 ) -> None:
     monkeypatch.setattr(setup, "problem", lambda environment: "")
-    spawned: list[object] = []
-    monkeypatch.setattr(AgentProcess, "spawn", lambda *args, **options: spawned.append(args))
+    spawns: list[object] = []
+    monkeypatch.setattr(AgentProcess, "spawn", lambda *args, **options: spawns.append(args))
     GuildMember.objects.create(name="anna", directory="anna", status="connected")
     bob = User.objects.create_user("bob")
     bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    caller, lease_id = Caller(Call.Source.REST, bob), lease.take()
-    agent = create_agent(["anna"], caller=caller, direct=direct)
-    message = queue_message(agent, "hello", caller=caller)
+    requester, lease_id = Requester(Call.Source.REST, bob), lease.take()
+    GuildMember.objects.update(lease_id=lease_id)
+    agent = create_agent(["anna"], requester=requester, direct=direct)
+    message = queue_message(agent, "hello", requester=requester)
     bob.user_permissions.clear()
     runner = AgentRunner(
         lease_id=lease_id,
@@ -81,7 +85,7 @@ def test_no_agent_is_started_for_who_may_not_use_the_members_any_more(
     runner.turn()
     eventually(lambda: AgentMessage.objects.get().is_finished)
     message.refresh_from_db()
-    assert (message.status, message.error_kind, spawned) == ("failed", "unavailable", [])
+    assert (message.status, message.error_kind, spawns) == ("failed", "unavailable", [])
     assert "permission roster.invoke_tool" in message.error_message
 
 
@@ -91,18 +95,18 @@ def test_agents_of_one_token_leave_a_slot_to_another_user(tmp_path: Path, monkey
     may_end = threading.Event()
 
     def problem(environment: object) -> str:
-        """What every run asks first."""
+        """The first function of every run."""
         if threading.current_thread() is not threading.main_thread():
             may_end.wait(30)
         return "no agent is here"
 
-    def who_is(status: str) -> list[str]:
+    def requesters_by_status(status: str) -> list[str]:
         return sorted(AgentMessage.objects.filter(status=status).values_list("requester", flat=True))
 
     monkeypatch.setattr(setup, "problem", problem)
     for user in (*[bob] * 6, eve):
-        caller = Caller(Call.Source.REST, user)
-        transitions.queue(create_agent(["anna"], caller=caller), "hello", timeout=30, caller=caller)
+        requester = Requester(Call.Source.REST, user)
+        transitions.queue(create_agent(["anna"], requester=requester), "hello", timeout=30, requester=requester)
     runner = AgentRunner(
         lease_id=lease.take(),
         tag_prefix="m",
@@ -112,6 +116,6 @@ def test_agents_of_one_token_leave_a_slot_to_another_user(tmp_path: Path, monkey
         has_broker=False,
     )
     runner.turn()
-    assert who_is("running") == ["bob", "bob", "bob", "eve"]
+    assert requesters_by_status("running") == ["bob", "bob", "bob", "eve"]
     may_end.set()
-    eventually(lambda: (runner.turn(), len(who_is("failed")) == 7)[1])
+    eventually(lambda: (runner.turn(), len(requesters_by_status("failed")) == 7)[1])

@@ -1,4 +1,7 @@
-"""Messages to agents as rows: claimed once, one of each agent at a time, ended always. No agent runs here."""
+"""Messages to agents as rows. Each is claimed once and has an outcome, and an agent runs one at a time.
+
+No agent runs in these tests.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, Permission, User
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from mcp_runtime.agents import transitions
 from mcp_runtime.agents.transitions import Outcome
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import (
     create_agent,
     find_agent,
@@ -35,16 +38,16 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Hall, Token
+from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Hall, Node, Token
 
 pytestmark = pytest.mark.django_db
 
-COMMAND_LINE = Caller(Call.Source.COMMAND)
+COMMAND_LINE = Requester(Call.Source.COMMAND)
 
 
 @pytest.fixture
 def lease_id() -> uuid.UUID:
-    """This process holds the lease, and lacks nothing to run agents."""
+    """This process has the lease, and everything to run agents."""
     return lease.take()
 
 
@@ -54,37 +57,37 @@ def anna() -> GuildMember:
 
 
 @pytest.fixture
-def talk(anna: GuildMember, lease_id: uuid.UUID) -> Agent:
-    return create_agent(["anna"], caller=COMMAND_LINE, name="talk")
+def agent(anna: GuildMember, lease_id: uuid.UUID) -> Agent:
+    return create_agent(["anna"], requester=COMMAND_LINE, name="talk")
 
 
 @pytest.fixture
-def bobs(anna: GuildMember, lease_id: uuid.UUID) -> Agent:
-    """An agent of a user who may call tools, and no more."""
+def agent_of_bob(anna: GuildMember, lease_id: uuid.UUID) -> Agent:
+    """An agent of a user who may only call tools."""
     bob = User.objects.create_user("bob")
     bob.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
-    return create_agent(["anna"], caller=Caller(Call.Source.REST, bob), name="bobs")
+    return create_agent(["anna"], requester=Requester(Call.Source.REST, bob), name="bobs")
 
 
-def queued(talk: Agent, prompt: str = "hello") -> AgentMessage:
-    return queue_message(talk, prompt, caller=COMMAND_LINE)
+def add_queued_message(agent: Agent, prompt: str = "hello") -> AgentMessage:
+    return queue_message(agent, prompt, requester=COMMAND_LINE)
 
 
-def running(talk: Agent, lease_id: uuid.UUID) -> AgentMessage:
-    message = queued(talk)
+def add_running_message(agent: Agent, lease_id: uuid.UUID) -> AgentMessage:
+    message = add_queued_message(agent)
     assert transitions.claim(message, lease_id)
     message.refresh_from_db()
     return message
 
 
-# Making ---------------------------------------------------------------------------------------------------------------
+# Create ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_new_agent_starts_its_members(lease_id: uuid.UUID, anna: GuildMember) -> None:
     GuildMember.objects.update(desired_state="stopped", status="error")
-    made = create_agent(["anna", "anna"], caller=COMMAND_LINE)
-    assert [member.name for member in made.members.all()] == ["anna"]
-    assert made.name.startswith("anna-")
+    agent = create_agent(["anna", "anna"], requester=COMMAND_LINE)
+    assert [member.name for member in agent.members.all()] == ["anna"]
+    assert agent.name.startswith("anna-")
     anna.refresh_from_db()
     assert anna.desired_state == "running"
     assert anna.restart_requested_at is not None
@@ -103,142 +106,144 @@ def test_a_new_agent_starts_its_members(lease_id: uuid.UUID, anna: GuildMember) 
         (["far"], {"direct": True}, RequestRefusedError),
     ],
 )
-def test_what_cannot_be_an_agent_is_refused_and_leaves_nothing(
-    talk: Agent, names: list[str], values: dict[str, Any], error: type[Exception]
+def test_an_invalid_agent_is_refused_and_not_created(
+    agent: Agent, names: list[str], values: dict[str, Any], error: type[Exception]
 ) -> None:
     GuildMember.objects.create(name="off", directory="off", enabled=False)
     GuildMember.objects.create(name="broken", directory="broken", manifest_error="no command")
     GuildMember.objects.create(name="far", directory="far", server_url="https://far.example.com/mcp")
     with pytest.raises(error):
-        create_agent(names, caller=COMMAND_LINE, **values)
-    assert Agent.objects.get() == talk
+        create_agent(names, requester=COMMAND_LINE, **values)
+    assert Agent.objects.get() == agent
 
 
-def test_an_agent_is_found_by_name_and_by_id(talk: Agent) -> None:
-    assert find_agent("talk") == find_agent(str(talk.pk)) == talk
-    for wrong in ("tall", "999999", "9" * 40, "²"):
+def test_an_agent_is_found_by_name_and_by_id(agent: Agent) -> None:
+    assert find_agent("talk") == find_agent(str(agent.pk)) == agent
+    for name in ("tall", "999999", "9" * 40, "²"):
         with pytest.raises(UnknownAgentError):
-            find_agent(wrong)
+            find_agent(name)
 
 
 @pytest.mark.parametrize("prompt", ["", " \n", None, 5, "x" * (transitions.MAX_PROMPT + 1)])
-def test_a_prompt_that_is_none_is_refused(talk: Agent, prompt: Any) -> None:
+def test_an_invalid_prompt_is_refused(agent: Agent, prompt: Any) -> None:
     with pytest.raises(RequestRefusedError):
-        queue_message(talk, prompt, caller=COMMAND_LINE)
+        queue_message(agent, prompt, requester=COMMAND_LINE)
 
 
-def test_too_many_waiting_messages_are_refused(talk: Agent) -> None:
+def test_too_many_waiting_messages_are_refused(agent: Agent) -> None:
     for _ in range(transitions.MAX_QUEUED):
-        queued(talk)
+        add_queued_message(agent)
     with pytest.raises(RequestRefusedError, match="waiting already"):
-        queued(talk)
+        add_queued_message(agent)
 
 
-def test_what_the_runtime_lacks_refuses_messages(talk: Agent, lease_id: uuid.UUID) -> None:
+def test_messages_are_refused_while_the_runtime_cannot_run_agents(agent: Agent, lease_id: uuid.UUID) -> None:
     transitions.note_problem("the Agent SDK is not installed", lease_id)
     with pytest.raises(AgentUnavailableError, match="the Agent SDK is not installed"):
-        queued(talk)
-    transitions.note_problem("", uuid.uuid4())  # somebody without the lease
+        add_queued_message(agent)
+    transitions.note_problem("", uuid.uuid4())  # a process without the lease
     assert Hall.objects.get().agent_problem
     transitions.note_problem("", lease_id)
-    assert queued(talk).status == "queued"
+    assert add_queued_message(agent).status == "queued"
 
 
-def test_a_message_starts_members_that_were_stopped_meanwhile(talk: Agent, anna: GuildMember) -> None:
+def test_a_message_starts_members_that_were_stopped(agent: Agent, anna: GuildMember) -> None:
     stop_member(anna)
-    queued(talk)
+    add_queued_message(agent)
     anna.refresh_from_db()
     assert anna.desired_state == "running"
 
 
-# One after the other --------------------------------------------------------------------------------------------------
+# One at a time --------------------------------------------------------------------------------------------------------
 
 
-def test_of_each_agent_the_oldest_message_is_due_while_none_of_it_runs(talk: Agent, lease_id: uuid.UUID) -> None:
-    other = create_agent(["anna"], caller=COMMAND_LINE)
-    first, second, third = queued(talk), queued(talk), queued(other)
-    assert list(transitions.due_messages()) == [first, third]
+def test_the_oldest_message_of_each_agent_is_due_while_none_of_its_messages_runs(
+    agent: Agent, lease_id: uuid.UUID
+) -> None:
+    other_agent = create_agent(["anna"], requester=COMMAND_LINE)
+    first, second, third = add_queued_message(agent), add_queued_message(agent), add_queued_message(other_agent)
+    assert list(transitions.due_messages(lease_id)) == [first, third]
     assert transitions.claim(first, lease_id)
-    assert list(transitions.due_messages()) == [third]
+    assert list(transitions.due_messages(lease_id)) == [third]
     transitions.finish(first, Outcome(transitions.Status.SUCCEEDED, result="done"), lease_id)
-    assert list(transitions.due_messages()) == [second, third]
+    assert list(transitions.due_messages(lease_id)) == [second, third]
 
 
-def test_a_message_is_claimed_once_and_only_with_the_lease(talk: Agent, lease_id: uuid.UUID) -> None:
-    message = queued(talk)
+def test_a_message_is_claimed_only_once_and_only_with_the_lease(agent: Agent, lease_id: uuid.UUID) -> None:
+    message = add_queued_message(agent)
     assert not transitions.claim(message, uuid.uuid4())
     assert transitions.claim(message, lease_id)
     assert not transitions.claim(message, lease_id)
 
 
-def test_the_database_itself_lets_no_two_messages_of_an_agent_run(talk: Agent, lease_id: uuid.UUID) -> None:
-    running(talk, lease_id)
-    second = queued(talk)
+def test_the_database_does_not_allow_two_running_messages_of_an_agent(agent: Agent, lease_id: uuid.UUID) -> None:
+    add_running_message(agent, lease_id)
+    second = add_queued_message(agent)
     with pytest.raises(IntegrityError), transaction.atomic():
         transitions.claim(second, lease_id)
 
 
-def test_the_agent_says_what_its_messages_do(talk: Agent, lease_id: uuid.UUID) -> None:
-    assert talk.status == "idle"
-    message = queued(talk)
-    assert talk.status == "queued"
+def test_the_status_of_an_agent_is_that_of_its_messages(agent: Agent, lease_id: uuid.UUID) -> None:
+    assert agent.status == "idle"
+    message = add_queued_message(agent)
+    assert agent.status == "queued"
     transitions.claim(message, lease_id)
-    queued(talk)
-    assert talk.status == "running"
+    add_queued_message(agent)
+    assert agent.status == "running"
 
 
-# Ends -----------------------------------------------------------------------------------------------------------------
+# Outcomes -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_end_is_the_last_event_and_kills_the_token(talk: Agent, lease_id: uuid.UUID) -> None:
+def test_the_outcome_is_the_last_event_and_deletes_the_token(agent: Agent, lease_id: uuid.UUID) -> None:
     user = User.objects.create_superuser("alice")
-    message = running(talk, lease_id)
+    message = add_running_message(agent, lease_id)
     token = transitions.make_token(message)
     assert Token.objects.get(digest=Token.digest_of(token)).user == user
     transitions.write_events(message, [("text", {"text": "a\0b"})])
     assert transitions.finish(message, Outcome(transitions.Status.SUCCEEDED, result="done"), lease_id)
     assert not transitions.finish(message, Outcome.failed(transitions.ErrorKind.AGENT, "no"), lease_id)
-    events = list(transcript(talk))
+    events = list(transcript(agent))
     assert [event.kind for event in events] == ["text", "result"]
     assert events[0].data == {"text": "a\N{REPLACEMENT CHARACTER}b"}
     assert not Token.objects.exists()
     message.refresh_from_db()
     assert (message.status, message.result, message.token) == ("succeeded", "done", None)
-    assert not is_under_way(talk)
+    assert not is_under_way(agent)
 
 
-def test_without_a_user_whose_rights_it_could_have_an_agent_gets_no_token(talk: Agent, lease_id: uuid.UUID) -> None:
+def test_an_agent_without_an_active_user_gets_no_token(agent: Agent, lease_id: uuid.UUID) -> None:
     with pytest.raises(RequestRefusedError, match="no active user"):
-        transitions.make_token(running(talk, lease_id))
+        transitions.make_token(add_running_message(agent, lease_id))
 
 
-def asked_with(agent: Agent, **limits: Any) -> tuple[AgentMessage, Token]:
+def queue_with_token(agent: Agent, **limits: Any) -> tuple[AgentMessage, Token]:
     """A message that the agent's creator queued with a token, and the token."""
     row, text = Token.make(user=agent.created_by, **limits)
-    caller = Caller(Call.Source.REST, agent.created_by, principals.principal_of_token(text))
-    return queue_message(agent, "hello", caller=caller), row
+    requester = Requester(Call.Source.REST, agent.created_by, principals.principal_of_token(text))
+    return queue_message(agent, "hello", requester=requester), row
 
 
-def test_the_agents_token_has_the_limits_and_the_end_of_the_one_it_was_queued_with(bobs: Agent) -> None:
-    soon = timezone.now() + timedelta(seconds=60)
-    message, _ = asked_with(bobs, calls_per_minute=7, max_in_flight=3, expires_at=soon)
-    own = principals.principal_of_token(transitions.make_token(message))
-    assert (own.limits.calls_per_minute, own.limits.max_in_flight, own.expires_at) == (7, 3, soon)
-    free = principals.principal_of_token(transitions.make_token(queued(bobs)))
-    assert (free.limits.calls_per_minute, free.limits.max_in_flight) == (6000, 64)
-    assert free.expires_at is not None
-    assert free.expires_at > soon
+def test_the_token_of_an_agent_has_the_limits_of_the_token_of_its_message(agent_of_bob: Agent) -> None:
+    expiry = timezone.now() + timedelta(seconds=60)
+    message, _ = queue_with_token(agent_of_bob, calls_per_minute=7, max_in_flight=3, expires_at=expiry)
+    principal = principals.principal_of_token(transitions.make_token(message))
+    assert (principal.limits.calls_per_minute, principal.limits.max_in_flight, principal.expires_at) == (7, 3, expiry)
+    unlimited_principal = principals.principal_of_token(transitions.make_token(add_queued_message(agent_of_bob)))
+    assert (unlimited_principal.limits.calls_per_minute, unlimited_principal.limits.max_in_flight) == (6000, 64)
+    assert unlimited_principal.expires_at is not None
+    assert unlimited_principal.expires_at > expiry
 
 
-@pytest.mark.parametrize("taken", ["permission", "group", "active", "revoked", "deleted"])
-def test_what_was_taken_away_since_it_was_queued_keeps_a_message_from_running(
-    bobs: Agent, anna: GuildMember, taken: str
+@pytest.mark.parametrize("loss", ["permission", "group", "active", "revoked", "deleted"])
+def test_a_message_does_not_run_after_its_requester_loses_access(
+    agent_of_bob: Agent, anna: GuildMember, loss: str
 ) -> None:
-    message, token = asked_with(bobs)
+    message, token = queue_with_token(agent_of_bob)
     transitions.require_access(message)
-    match taken:
+    match loss:
         case "permission":
-            bobs.created_by.user_permissions.clear()  # type: ignore[union-attr]
+            agent_of_bob.created_by.user_permissions.clear()  # type: ignore[union-attr]
         case "group":
             reserve_member(anna, [Group.objects.create(name="others")])
         case "active":
@@ -251,71 +256,139 @@ def test_what_was_taken_away_since_it_was_queued_keeps_a_message_from_running(
         transitions.require_access(AgentMessage.objects.get(pk=message.pk))
 
 
-def test_the_operator_may_let_agents_use_everything_and_nobody_nothing(talk: Agent) -> None:
-    transitions.require_access(queued(talk))
-    gone = queue_message(talk, "hello", caller=Caller(Call.Source.REST, User.objects.create_superuser("c")))
+def test_messages_of_the_operator_may_run_and_those_of_deleted_users_may_not(agent: Agent) -> None:
+    transitions.require_access(add_queued_message(agent))
+    message = queue_message(agent, "hello", requester=Requester(Call.Source.REST, User.objects.create_superuser("c")))
     User.objects.all().delete()
-    gone.refresh_from_db()
+    message.refresh_from_db()
     with pytest.raises(AccessError, match="The user who asked is gone"):
-        transitions.require_access(gone)
+        transitions.require_access(message)
 
 
-def test_what_a_dead_runtime_ran_ends_as_lost_and_what_waited_waits(talk: Agent, lease_id: uuid.UUID) -> None:
+def test_running_messages_of_a_dead_runtime_end_as_lost_and_queued_ones_stay(agent: Agent, lease_id: uuid.UUID) -> None:
     User.objects.create_superuser("alice")
-    message, waiting = running(talk, lease_id), queued(talk)
+    message, queued_message = add_running_message(agent, lease_id), add_queued_message(agent)
     transitions.make_token(message)
     lease.release(lease_id)
-    successor = lease.take()
-    assert transitions.end_messages_of_other_leases(successor, "the runtime ended") == 1
+    new_lease_id = lease.take()
+    assert transitions.end_lost_messages(new_lease_id, "the runtime ended") == 1
     message.refresh_from_db()
-    waiting.refresh_from_db()
-    assert (message.status, message.error_kind, waiting.status) == ("failed", "lost", "queued")
+    queued_message.refresh_from_db()
+    assert (message.status, message.error_kind, queued_message.status) == ("failed", "lost", "queued")
     assert not Token.objects.exists()
     assert not transitions.finish(message, Outcome(transitions.Status.SUCCEEDED), lease_id)
 
 
-def test_stop_cancels_what_waits_and_asks_what_runs(talk: Agent, lease_id: uuid.UUID) -> None:
-    message, waiting = running(talk, lease_id), queued(talk)
-    stop_agent(talk)
+def test_a_stop_cancels_queued_messages_and_requests_the_end_of_the_running_one(
+    agent: Agent, lease_id: uuid.UUID
+) -> None:
+    message, queued_message = add_running_message(agent, lease_id), add_queued_message(agent)
+    stop_agent(agent)
     message.refresh_from_db()
-    waiting.refresh_from_db()
-    assert (message.status, waiting.status) == ("running", "cancelled")
+    queued_message.refresh_from_db()
+    assert (message.status, queued_message.status) == ("running", "cancelled")
     assert list(transitions.stop_requests(lease_id)) == [message]
     transitions.finish(message, Outcome(transitions.Status.CANCELLED), lease_id)
     with pytest.raises(NotCancellableError, match="no message to agent 'talk'"):
-        stop_agent(talk)
+        stop_agent(agent)
 
 
 # Members in use -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verb", FORCIBLE_VERBS)
-def test_a_member_that_an_agent_needs_is_left_alone_unless_forced(talk: Agent, anna: GuildMember, verb: str) -> None:
-    message = queued(talk)
+def test_a_member_with_an_active_agent_is_stopped_only_by_force(agent: Agent, anna: GuildMember, verb: str) -> None:
+    message = add_queued_message(agent)
     with pytest.raises(MemberInUseError, match=f"agent 'talk', whose message {message.pk} is queued"):
         MEMBER_VERBS[verb](anna)
     anna.refresh_from_db()
     assert (anna.enabled, anna.desired_state, anna.restart_requested_at) == (True, "running", None)
     MEMBER_VERBS[verb](anna, force=True)
-    stop_agent(talk)
+    stop_agent(agent)
     GuildMember.objects.update(enabled=True)
     anna.refresh_from_db()
     MEMBER_VERBS[verb](anna)
 
 
-# Upkeep ---------------------------------------------------------------------------------------------------------------
+# Maintenance ----------------------------------------------------------------------------------------------------------
 
 
-def test_old_agents_go_with_their_transcripts_but_none_that_is_under_way(talk: Agent, lease_id: uuid.UUID) -> None:
+def test_old_agents_are_deleted_with_their_transcripts_unless_a_message_is_active(
+    agent: Agent, lease_id: uuid.UUID
+) -> None:
     past = timezone.now() - timedelta(days=40)
-    busy, empty = (create_agent(["anna"], caller=COMMAND_LINE) for _ in range(2))
-    ended = running(talk, lease_id)
-    transitions.finish(ended, Outcome(transitions.Status.SUCCEEDED), lease_id)
-    queued(busy)
+    active_agent, empty_agent = (create_agent(["anna"], requester=COMMAND_LINE) for _ in range(2))
+    message = add_running_message(agent, lease_id)
+    transitions.finish(message, Outcome(transitions.Status.SUCCEEDED), lease_id)
+    add_queued_message(active_agent)
     Agent.objects.update(created_at=past)
-    assert transitions.prune(days=30) == 1  # the empty one: in the others something happened lately
-    assert not Agent.objects.filter(pk=empty.pk).exists()
+    assert transitions.prune(days=30) == 1  # the agent without messages, for the others have recent messages
+    assert not Agent.objects.filter(pk=empty_agent.pk).exists()
     AgentMessage.objects.update(queued_at=past)
     assert transitions.prune(days=30) == 1
-    assert list(Agent.objects.all()) == [busy]
+    assert list(Agent.objects.all()) == [active_agent]
     assert not AgentEvent.objects.exists()
+
+
+# Several nodes --------------------------------------------------------------------------------------------------------
+
+
+def other_node(name: str, *, is_alive: bool = True) -> Node:
+    heartbeat_at = timezone.now() if is_alive else timezone.now() - timedelta(minutes=5)
+    return Node.objects.create(name=name, lease_id=uuid.uuid4(), heartbeat_at=heartbeat_at)
+
+
+def queue_minutes_ago(agent: Agent) -> AgentMessage:
+    message = add_queued_message(agent)
+    AgentMessage.objects.filter(pk=message.pk).update(queued_at=timezone.now() - timedelta(hours=1), timeout=60)
+    return message
+
+
+on_postgresql = pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
+
+
+@on_postgresql
+def test_a_conversation_goes_on_at_the_node_with_its_files(agent: Agent, lease_id: uuid.UUID) -> None:
+    first = add_queued_message(agent)
+    assert transitions.claim(first, lease_id)
+    transitions.finish(first, Outcome(transitions.Status.SUCCEEDED, result="done"), lease_id)
+    second, other = add_queued_message(agent), other_node("other")
+    assert list(transitions.due_messages(lease_id)) == [second]
+    assert list(transitions.due_messages(other.lease_id)) == []
+
+
+@on_postgresql
+def test_a_direct_agent_runs_only_on_the_node_of_its_members(
+    agent: Agent, anna: GuildMember, lease_id: uuid.UUID
+) -> None:
+    other = other_node("other")
+    Agent.objects.filter(pk=agent.pk).update(direct=True)
+    GuildMember.objects.filter(pk=anna.pk).update(node=other, lease_id=other.lease_id)
+    message = add_queued_message(agent)
+    assert list(transitions.due_messages(lease_id)) == []
+    assert list(transitions.due_messages(other.lease_id)) == [message]
+
+
+@on_postgresql
+def test_a_message_to_an_agent_of_a_dead_node_fails_after_its_timeout(agent: Agent, lease_id: uuid.UUID) -> None:
+    Agent.objects.filter(pk=agent.pk).update(node=other_node("dead", is_alive=False))
+    late, young = queue_minutes_ago(agent), add_queued_message(agent)
+    assert transitions.end_unserved_messages(lease_id) == 1
+    late.refresh_from_db()
+    young.refresh_from_db()
+    assert (late.error_kind, young.status) == ("unavailable", "queued")
+    assert late.error_message == "node 'dead', which has the files of the conversation, is not alive"
+
+
+@on_postgresql
+def test_a_direct_agent_with_members_on_two_nodes_is_told_so(
+    agent: Agent, anna: GuildMember, lease_id: uuid.UUID
+) -> None:
+    bob = GuildMember.objects.create(name="bob", directory="bob", lease_id=other_node("other").lease_id)
+    GuildMember.objects.filter(pk=anna.pk).update(lease_id=lease_id)
+    agent.members.add(bob)
+    Agent.objects.filter(pk=agent.pk).update(direct=True)
+    late = queue_minutes_ago(agent)
+    assert transitions.end_unserved_messages(lease_id) == 1
+    late.refresh_from_db()
+    assert "are on several nodes" in late.error_message

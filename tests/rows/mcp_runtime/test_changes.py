@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mcp_runtime.members.supervisor import unfulfilled
 from mcp_runtime.rows.changes import PostgresNotices, SqliteChanges, notify
 from roster.models import GuildMember
 
-sqlite_only = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="a look at SQLite's own counter")
+sqlite_only = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="it reads SQLite's own counter")
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def changes(tmp_path: Path, writer: sqlite3.Connection) -> Iterator[SqliteChange
     changes.close()
 
 
-def test_a_commit_of_another_connection_is_seen_once(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
+def test_a_commit_of_another_connection_is_reported_once(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
     assert not changes.look()
     writer.execute("INSERT INTO t VALUES (1)")
     assert changes.look()
@@ -48,21 +49,21 @@ def test_a_transaction_is_a_change_when_it_commits(changes: SqliteChanges, write
     assert changes.look()
 
 
-def test_a_transaction_that_was_rolled_back_is_none(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
+def test_a_transaction_that_is_rolled_back_is_no_change(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
     writer.execute("BEGIN IMMEDIATE")
     writer.execute("INSERT INTO t VALUES (1)")
     writer.execute("ROLLBACK")
     assert not changes.look()
 
 
-def test_many_commits_between_two_looks_are_one_change(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
+def test_many_commits_between_two_checks_are_one_change(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
     for number in range(50):
         writer.execute("INSERT INTO t VALUES (?)", [number])
     assert changes.look()
     assert not changes.look()
 
 
-def test_looking_never_keeps_a_writer_waiting(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
+def test_a_check_never_delays_a_writer(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
     writer.execute("PRAGMA busy_timeout=0")
     for number in range(20):
         changes.look()
@@ -70,35 +71,38 @@ def test_looking_never_keeps_a_writer_waiting(changes: SqliteChanges, writer: sq
         writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
-def test_it_may_be_used_by_another_thread_than_made_it(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
+def test_another_thread_can_use_the_object(changes: SqliteChanges, writer: sqlite3.Connection) -> None:
     writer.execute("INSERT INTO t VALUES (1)")
-    seen: list[bool] = []
-    thread = threading.Thread(target=lambda: seen.append(changes.look()))
+    results: list[bool] = []
+    thread = threading.Thread(target=lambda: results.append(changes.look()))
     thread.start()
     thread.join(10)
-    assert seen == [True]
+    assert results == [True]
 
 
 @sqlite_only
 @pytest.mark.django_db(transaction=True)
-def test_it_says_whether_there_are_rows_as_the_orm_would() -> None:
+def test_exists_gives_the_same_answer_as_the_orm() -> None:
     changes = SqliteChanges(str(connection.settings_dict["NAME"]))
-    members, named = unfulfilled(), GuildMember.objects.filter(name="100%", status_changed_at__lte=timezone.now())
+    members, members_by_name = (
+        unfulfilled(uuid.uuid4()),
+        GuildMember.objects.filter(name="100%", status_changed_at__lte=timezone.now()),
+    )
     try:
         assert not changes.exists(members)
-        assert not changes.exists(named)
+        assert not changes.exists(members_by_name)
         GuildMember.objects.create(name="100%", directory="anna")
         assert changes.look()
         assert changes.exists(members)
         GuildMember.objects.update(desired_state="stopped", status_changed_at="2020-01-01T00:00:00Z")
         assert not changes.exists(members)
-        assert changes.exists(named)
+        assert changes.exists(members_by_name)
     finally:
         changes.close()
 
 
 @pytest.fixture
-def notices(transactional_db: None) -> Iterator[PostgresNotices]:
+def postgres_notices(transactional_db: None) -> Iterator[PostgresNotices]:
     if connection.vendor != "postgresql":
         pytest.skip("for PostgreSQL")
     notices = PostgresNotices("some_channel")
@@ -106,23 +110,23 @@ def notices(transactional_db: None) -> Iterator[PostgresNotices]:
     notices.close()
 
 
-def test_a_notice_is_heard_once_when_its_transaction_is_committed(notices: PostgresNotices) -> None:
+def test_a_notification_is_received_once_after_its_transaction_is_committed(postgres_notices: PostgresNotices) -> None:
     with transaction.atomic():
         notify("some_channel")
         notify("some_channel")
-        assert not notices.wait(0.05)
-    assert notices.wait(5)
-    assert not notices.wait(0.05)
+        assert not postgres_notices.wait(0.05)
+    assert postgres_notices.wait(5)
+    assert not postgres_notices.wait(0.05)
 
 
-def test_a_notice_on_another_channel_or_of_a_transaction_that_was_rolled_back_is_not_heard(
-    notices: PostgresNotices,
+def test_a_notification_on_another_channel_or_of_a_rolled_back_transaction_is_not_received(
+    postgres_notices: PostgresNotices,
 ) -> None:
     notify("another_channel")
     with transaction.atomic():
         notify("some_channel")
         transaction.set_rollback(True)
-    assert not notices.wait(0.1)
+    assert not postgres_notices.wait(0.1)
 
 
 @pytest.mark.django_db

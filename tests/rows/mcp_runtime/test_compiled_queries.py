@@ -23,8 +23,8 @@ pytestmark = pytest.mark.django_db
 def calls() -> list[Call]:
     anna = GuildMember.objects.create(name="anna", directory="anna", manifest={"name": "anna"})
     token = Token.objects.create(user=User.objects.create_user("bob"), name="his", hint="abcd", digest="d")
-    common = {"member": anna, "tool_name": "echo", "source": "rest"}
-    full = {
+    columns = {"member": anna, "tool_name": "echo", "source": "rest"}
+    all_columns = {
         "arguments": {"text": "ä\n", "many": [1, 2.5, None, True]},
         "timeout": 2.5,
         "started_at": timezone.now(),
@@ -35,26 +35,26 @@ def calls() -> list[Call]:
         "error_code": -5,
         "error_data": ["%s"],
     }
-    return [Call.objects.create(**{**common, **full}), Call.objects.create(**common, timeout=30)]
+    return [Call.objects.create(**{**columns, **all_columns}), Call.objects.create(**columns, timeout=30)]
 
 
 def test_rows_are_read_as_django_reads_them(calls: list[Call]) -> None:
     query = CompiledQuery(
         lambda: Call.objects.filter(tool_name=Placeholder("tool")).order_by("id"), related={"member": ()}
     )
-    found, expected = query.read(tool="echo"), list(Call.objects.select_related("member").order_by("id"))
-    assert found == calls
-    for ours, djangos in zip(found, expected, strict=True):
-        assert values(ours) == values(djangos)
-        assert values(ours.member) == values(djangos.member)
-        assert (ours._state.adding, ours._state.db) == (False, djangos._state.db)
+    rows, expected = query.read(tool="echo"), list(Call.objects.select_related("member").order_by("id"))
+    assert rows == calls
+    for row, expected_row in zip(rows, expected, strict=True):
+        assert values_of(row) == values_of(expected_row)
+        assert values_of(row.member) == values_of(expected_row.member)
+        assert (row._state.adding, row._state.db) == (False, expected_row._state.db)
 
 
-def values(row: Any) -> dict[str, Any]:
+def values_of(row: Any) -> dict[str, Any]:
     return {field.attname: row.__dict__[field.attname] for field in row._meta.concrete_fields}
 
 
-def test_columns_that_are_not_named_are_read_when_they_are_asked_for(calls: list[Call]) -> None:
+def test_columns_that_are_not_named_are_read_on_access(calls: list[Call]) -> None:
     query = CompiledQuery(lambda: Call.objects.order_by("id"), columns=["tool_name"], related={"member": ["manifest"]})
     with CaptureQueriesContext(connection) as queries:
         first = query.read()[0]
@@ -79,7 +79,7 @@ def test_each_execution_has_its_own_values_and_limit(calls: list[Call]) -> None:
         query.read(low=1)
 
 
-def test_what_the_queryset_adds_comes_along(calls: list[Call]) -> None:
+def test_annotations_of_the_queryset_are_read(calls: list[Call]) -> None:
     query: CompiledQuery[Any] = CompiledQuery(
         lambda: Call.objects.annotate(word=Concat("tool_name", Value("!"))).order_by("id"),
         related={"member": ["name"]},
@@ -88,15 +88,15 @@ def test_what_the_queryset_adds_comes_along(calls: list[Call]) -> None:
     assert [(row.word, row.member.name) for row in query.read()] == [("echo!", "anna")] * 2
 
 
-def test_the_sql_is_put_together_once(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sql_is_compiled_once(calls: list[Call], monkeypatch: pytest.MonkeyPatch) -> None:
     querysets = []
     query = CompiledQuery(lambda: querysets.append(1) or Call.objects.filter(pk=Placeholder("pk")))  # type: ignore[func-returns-value]
     assert query.first(pk=calls[0].pk) == calls[0]
 
-    def put_together(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a statement was put together")
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a statement was compiled")
 
     with monkeypatch.context() as patch:
-        patch.setattr(SQLCompiler, "as_sql", put_together)
+        patch.setattr(SQLCompiler, "as_sql", fail)
         assert query.first(pk=calls[1].pk) == calls[1]
     assert querysets == [1]

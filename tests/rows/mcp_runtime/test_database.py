@@ -22,116 +22,116 @@ from mcp_runtime.rows.database import patiently, persistently, unit_of_work
 from roster.models import Hall
 
 
-class Failing:
-    """Work that fails with these errors, one a time, and then is done."""
+class FailingWork:
+    """A function that raises these errors, one in each call, and then returns "done"."""
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)
-        self.tries = 0
+        self.calls = 0
 
     def __call__(self) -> str:
-        self.tries += 1
+        self.calls += 1
         if self.errors:
             raise self.errors.pop(0)
         return "done"
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "RETRY_INTERVAL", 0.001)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_work_is_repeated_until_the_database_is_back(caplog: pytest.LogCaptureFixture) -> None:
-    work = Failing(OperationalError("gone\n"), InterfaceError("closed"), OperationalError("still gone"))
+def test_work_is_repeated_until_the_database_is_available(caplog: pytest.LogCaptureFixture) -> None:
+    work = FailingWork(OperationalError("gone\n"), InterfaceError("closed"), OperationalError("still gone"))
     assert persistently(work) == "done"
-    assert work.tries == 4
+    assert work.calls == 4
     assert [record.getMessage() for record in caplog.records] == [
         f"the database cannot be reached ({reason}); trying again" for reason in ("gone", "closed", "still gone")
     ]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_each_try_gets_a_connection_of_its_own() -> None:
-    seen: list[Any] = []
+def test_each_attempt_gets_its_own_connection() -> None:
+    driver_connections: list[Any] = []
 
     def work() -> None:
         Hall.objects.count()
-        seen.append(connection.connection)
-        if len(seen) == 1:
+        driver_connections.append(connection.connection)
+        if len(driver_connections) == 1:
             raise OperationalError("gone")
 
     persistently(work)
-    assert seen[0] is not seen[1]
+    assert driver_connections[0] is not driver_connections[1]
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("error", [DataError("too long"), ValueError("a bug")])
-def test_an_error_that_another_try_cannot_fix_is_raised_at_once(error: Exception) -> None:
-    work = Failing(error)
+def test_an_error_that_a_repetition_cannot_fix_is_raised_at_once(error: Exception) -> None:
+    work = FailingWork(error)
     with pytest.raises(type(error)):
         persistently(work)
-    assert work.tries == 1
+    assert work.calls == 1
 
 
 @pytest.mark.django_db(transaction=True)
-def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_repetitions_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "RETRY_SECONDS", 0.05)
-    work = Failing(*[OperationalError("gone")] * 10_000)
+    work = FailingWork(*[OperationalError("gone")] * 10_000)
     with pytest.raises(OperationalError):
         persistently(work)
-    assert work.tries > 2
+    assert work.calls > 2
 
 
 @pytest.mark.django_db(transaction=True)
-def test_half_a_transaction_is_not_repeated() -> None:
-    work = Failing(OperationalError("gone"))
+def test_work_inside_a_transaction_is_not_repeated() -> None:
+    work = FailingWork(OperationalError("gone"))
     with pytest.raises(OperationalError), transaction.atomic():
         persistently(work)
-    assert work.tries == 1
+    assert work.calls == 1
 
 
 # A start --------------------------------------------------------------------------------------------------------------
 
 
-def by_sqlite(code: int) -> OperationalError:
+def sqlite_error(code: int) -> OperationalError:
     cause = sqlite3.OperationalError("as SQLite says")
     cause.sqlite_errorcode = code
-    return caused_by(cause)
+    return error_with_cause(cause)
 
 
-def caused_by(cause: Exception) -> OperationalError:
+def error_with_cause(cause: Exception) -> OperationalError:
     error = OperationalError("as the driver says")
     error.__cause__ = cause
     return error
 
 
-PASSING = [
-    pytest.param(by_sqlite(sqlite3.SQLITE_FULL), id="no space"),
-    pytest.param(by_sqlite(sqlite3.SQLITE_IOERR_SHMSIZE), id="no space for the memory that connections share"),
-    pytest.param(by_sqlite(sqlite3.SQLITE_BUSY), id="locked"),
-    pytest.param(caused_by(psycopg.errors.DiskFull()), id="PostgreSQL has no space"),
-    pytest.param(caused_by(psycopg.errors.AdminShutdown()), id="PostgreSQL is stopped"),
-    pytest.param(caused_by(psycopg.errors.CannotConnectNow()), id="PostgreSQL starts"),
-    pytest.param(caused_by(psycopg_pool.PoolTimeout()), id="PostgreSQL is away"),
+TEMPORARY_ERRORS = [
+    pytest.param(sqlite_error(sqlite3.SQLITE_FULL), id="no space"),
+    pytest.param(sqlite_error(sqlite3.SQLITE_IOERR_SHMSIZE), id="no space for the memory that connections share"),
+    pytest.param(sqlite_error(sqlite3.SQLITE_BUSY), id="locked"),
+    pytest.param(error_with_cause(psycopg.errors.DiskFull()), id="PostgreSQL has no space"),
+    pytest.param(error_with_cause(psycopg.errors.AdminShutdown()), id="PostgreSQL is stopped"),
+    pytest.param(error_with_cause(psycopg.errors.CannotConnectNow()), id="PostgreSQL starts"),
+    pytest.param(error_with_cause(psycopg_pool.PoolTimeout()), id="PostgreSQL is away"),
 ]
-LASTING = [
-    pytest.param(by_sqlite(sqlite3.SQLITE_ERROR), id="no such table"),
-    pytest.param(by_sqlite(sqlite3.SQLITE_CANTOPEN), id="no such folder"),
-    pytest.param(caused_by(psycopg.errors.InvalidPassword()), id="wrong password"),
+PERMANENT_ERRORS = [
+    pytest.param(sqlite_error(sqlite3.SQLITE_ERROR), id="no such table"),
+    pytest.param(sqlite_error(sqlite3.SQLITE_CANTOPEN), id="no such folder"),
+    pytest.param(error_with_cause(psycopg.errors.InvalidPassword()), id="wrong password"),
 ]
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("error", PASSING)
-def test_a_start_waits_for_what_passes_and_says_so_once(
+@pytest.mark.parametrize("error", TEMPORARY_ERRORS)
+def test_a_start_waits_during_a_temporary_error_and_logs_it_once(
     error: OperationalError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(database, "START_RETRY_SECONDS", 0.001)
     caplog.set_level("INFO")
-    work = Failing(*[error] * 3)
+    work = FailingWork(*[error] * 3)
     assert patiently(work, lambda: False) == "done"
-    assert work.tries == 4
+    assert work.calls == 4
     assert [record.getMessage() for record in caplog.records] == [
         "the database cannot be used (as the driver says); the start waits until it can be used",
         "the database can be used again; the start continues",
@@ -139,55 +139,55 @@ def test_a_start_waits_for_what_passes_and_says_so_once(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("error", LASTING)
-def test_a_start_does_not_wait_for_a_fault_that_somebody_must_fix(error: OperationalError) -> None:
-    work = Failing(error)
+@pytest.mark.parametrize("error", PERMANENT_ERRORS)
+def test_a_start_does_not_wait_during_a_permanent_error(error: OperationalError) -> None:
+    work = FailingWork(error)
     with pytest.raises(OperationalError):
         patiently(work, lambda: False)
-    assert work.tries == 1
+    assert work.calls == 1
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_start_that_waits_ends_soon_when_it_is_asked() -> None:
-    over = threading.Event()
-    threading.Timer(0.1, over.set).start()
-    began = time.monotonic()
+def test_a_start_that_waits_ends_soon_after_a_stop() -> None:
+    is_over = threading.Event()
+    threading.Timer(0.1, is_over.set).start()
+    start_time = time.monotonic()
     with pytest.raises(OperationalError):
-        patiently(Failing(*[by_sqlite(sqlite3.SQLITE_FULL)] * 10), over.is_set)
-    assert time.monotonic() - began < database.START_RETRY_SECONDS
+        patiently(FailingWork(*[sqlite_error(sqlite3.SQLITE_FULL)] * 10), is_over.is_set)
+    assert time.monotonic() - start_time < database.START_RETRY_SECONDS
 
 
-@pytest.mark.skipif("postgres" in os.environ.get("DATABASE_URL", ""), reason="of SQLite's lock")
+@pytest.mark.skipif("postgres" in os.environ.get("DATABASE_URL", ""), reason="this is about SQLite's lock")
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("fails", [False, True])
-def test_after_a_start_locks_are_waited_for_as_long_as_before(fails: bool) -> None:
-    def patience() -> int:
+def test_after_a_start_the_timeout_of_locks_is_the_same_as_before(fails: bool) -> None:
+    def busy_timeout() -> int:
         with connection.cursor() as cursor:
             return int(cursor.execute("PRAGMA busy_timeout").fetchone()[0])
 
-    before = patience()
+    before = busy_timeout()
     with pytest.raises(OperationalError) if fails else contextlib.nullcontext():
-        patiently(Failing(by_sqlite(sqlite3.SQLITE_FULL)) if fails else patience, lambda: fails)
-    assert patience() == before
+        patiently(FailingWork(sqlite_error(sqlite3.SQLITE_FULL)) if fails else busy_timeout, lambda: fails)
+    assert busy_timeout() == before
 
 
-# Servers that answer, and refuse -------------------------------------------------------------------------------------
+# Servers that refuse -------------------------------------------------------------------------------------------------
 
-WAIT = [
+TEMPORARY_REFUSALS = [
     pytest.param("57P03", "the database system is starting up", id="starts"),
     pytest.param("53300", "sorry, too many clients already", id="full"),
 ]
-MEND = [
+PERMANENT_REFUSALS = [
     pytest.param("28P01", 'password authentication failed for user "hall"', id="wrong password"),
     pytest.param("3D000", 'database "hall" does not exist', id="no such database"),
     pytest.param("28000", 'role "hall" does not exist', id="no such role"),
-    pytest.param("28000", 'no pg_hba.conf entry for host "127.0.0.1", user "hall"', id="not let in"),
+    pytest.param("28000", 'no pg_hba.conf entry for host "127.0.0.1", user "hall"', id="not allowed"),
 ]
 
 
 @pytest.fixture
-def refusing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The database is a PostgreSQL that refuses every connection with this code and message; there is a pool."""
+def refusing_server(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The database is a PostgreSQL server that refuses every connection with this code and message. There is a pool."""
     code, message = request.param
     fields = b"".join(f"{field}\0".encode() for field in ("SFATAL", "VFATAL", f"C{code}", f"M{message}", ""))
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -197,17 +197,17 @@ def refusing(request: pytest.FixtureRequest) -> Iterator[None]:
         settings = dj_database_url.parse(url)
         settings["OPTIONS"]["pool"] = {"min_size": 0, "max_size": 1, "timeout": 0.2, "reconnect_timeout": 0.1}
         before = connections["default"]
-        # Pools are kept by the alias: with another one it does not get that of the tests' own database.
-        connections["default"] = own = ConnectionHandler({"default": {}, "refusing": settings})["refusing"]
+        # Django stores pools by alias. With another alias, the connection does not use the pool of the tests' database.
+        connections["default"] = own_connection = ConnectionHandler({"default": {}, "refusing": settings})["refusing"]
         try:
             yield
         finally:
             connections["default"] = before
-            own.close_pool()  # type: ignore[attr-defined]
+            own_connection.close_pool()  # type: ignore[attr-defined]
 
 
 def _refuse(server: socket.socket, fields: bytes) -> None:
-    with contextlib.suppress(OSError):  # closed: the test is over
+    with contextlib.suppress(OSError):  # the socket is closed after the test
         while True:
             client, _ = server.accept()
             with client:
@@ -216,27 +216,37 @@ def _refuse(server: socket.socket, fields: bytes) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("refusing", [param.values for param in MEND], ids=[p.id for p in MEND], indirect=True)
+@pytest.mark.parametrize(
+    "refusing_server",
+    [param.values for param in PERMANENT_REFUSALS],
+    ids=[p.id for p in PERMANENT_REFUSALS],
+    indirect=True,
+)
 @pytest.mark.parametrize("is_pooled", [True, False])
-@pytest.mark.usefixtures("refusing")
-def test_a_start_that_a_server_refuses_for_good_ends_and_says_what_the_server_said(*, is_pooled: bool) -> None:
+@pytest.mark.usefixtures("refusing_server")
+def test_a_start_with_a_permanent_refusal_ends_with_the_text_of_the_server(*, is_pooled: bool) -> None:
     if not is_pooled:
         del connection.settings_dict["OPTIONS"]["pool"]
-    over = threading.Event()
-    threading.Timer(5, over.set).start()
+    is_over = threading.Event()
+    threading.Timer(5, is_over.set).start()
     with pytest.raises(OperationalError, match="FATAL: "):
-        patiently(connection.ensure_connection, over.is_set)
-    assert not over.is_set()
+        patiently(connection.ensure_connection, is_over.is_set)
+    assert not is_over.is_set()
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("refusing", [param.values for param in WAIT], ids=[p.id for p in WAIT], indirect=True)
-@pytest.mark.usefixtures("refusing")
-def test_a_start_that_waits_says_what_the_server_said(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "refusing_server",
+    [param.values for param in TEMPORARY_REFUSALS],
+    ids=[p.id for p in TEMPORARY_REFUSALS],
+    indirect=True,
+)
+@pytest.mark.usefixtures("refusing_server")
+def test_a_start_that_waits_logs_the_text_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(OperationalError):
         patiently(connection.ensure_connection, lambda: "the start waits" in caplog.text)
-    [said] = [record.getMessage() for record in caplog.records if record.name == "guildhall.runtime"]
-    assert "FATAL: " in said
+    [message] = [record.getMessage() for record in caplog.records if record.name == "guildhall.runtime"]
+    assert "FATAL: " in message
 
 
 # Connections ----------------------------------------------------------------------------------------------------------
@@ -244,9 +254,9 @@ def test_a_start_that_waits_says_what_the_server_said(caplog: pytest.LogCaptureF
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_unit_of_work_gives_its_connection_back_to_a_pool_and_keeps_an_own_one(fails: bool) -> None:
-    """How long a connection is kept is a setting: for ever on SQLite, until the end of the unit on PostgreSQL."""
-    held: list[bool] = []
+def test_a_unit_of_work_returns_its_connection_to_the_pool(fails: bool) -> None:
+    """A setting decides how long a connection lives: forever on SQLite, until the end of the unit on PostgreSQL."""
+    connection_states: list[bool] = []
 
     def work() -> None:
         Hall.objects.count()
@@ -258,41 +268,41 @@ def test_a_unit_of_work_gives_its_connection_back_to_a_pool_and_keeps_an_own_one
             unit_of_work(work)
         except ValueError:
             assert fails
-        held.append(connection.connection is not None)
+        connection_states.append(connection.connection is not None)
         connection.close()
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(10)
-    assert held == [connection.vendor == "sqlite"]
+    assert connection_states == [connection.vendor == "sqlite"]
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_unit_of_work_gives_what_its_work_gives() -> None:
+def test_a_unit_of_work_returns_the_result_of_its_function() -> None:
     assert unit_of_work(lambda: 7) == 7
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_unit_of_work_replaces_a_connection_that_went_bad() -> None:
+def test_a_unit_of_work_replaces_a_broken_connection() -> None:
     Hall.objects.count()
-    bad = connection.connection
+    broken_connection = connection.connection
     connection.errors_occurred = True
     connection.is_usable = lambda: False  # type: ignore[method-assign]
     try:
         unit_of_work(lambda: Hall.objects.count())
-        assert connection.connection is not bad
+        assert connection.connection is not broken_connection
     finally:
         del connection.is_usable
 
 
 def _error_of(query: str) -> BaseException:
-    with contextlib.closing(sqlite3.connect(":memory:")) as own, pytest.raises(sqlite3.Error) as caught:
-        own.execute(query).fetchall()
-    return caught.value
+    with contextlib.closing(sqlite3.connect(":memory:")) as own_connection, pytest.raises(sqlite3.Error) as error:
+        own_connection.execute(query).fetchall()
+    return error.value
 
 
-def test_a_text_that_is_none_is_damage_and_other_errors_are_not() -> None:
-    """Python's own errors have no code of SQLite's."""
+def test_text_that_is_not_utf_8_is_damage_and_other_errors_are_not() -> None:
+    """Python's own errors have no error code of SQLite."""
     assert "is damaged (Could not decode" in database.damage(_error_of("SELECT CAST(x'ff41' AS TEXT)"))
     assert database.damage(_error_of("SELECT nothing")) == ""
     assert database.damage(sqlite3.ProgrammingError("Cannot operate on a closed database.")) == ""

@@ -21,15 +21,18 @@ from django.db.models.functions import Now
 from mcp_runtime.protocol.errors import LeaseError
 from mcp_runtime.rows import lease
 from mcp_runtime.system.runtime_id import RuntimeId
-from roster.models import GuildMember, Hall
+from roster.models import GuildMember, Hall, Node
 from tests.support.machine import Stopwatch
 
 pytestmark = pytest.mark.django_db
 
+on_sqlite = pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL has a lease for each node")
+on_postgresql = pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
+
 
 @pytest.fixture(autouse=True)
 def long_lease() -> None:
-    """It lasts as long as in a hall."""
+    """The lease lasts as long as in a hall."""
 
 
 @pytest.fixture
@@ -40,67 +43,70 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def hold(*, pid: int, host: str = "", runtime: RuntimeId | None = None, heartbeat_age: float = 0) -> uuid.UUID:
-    """A lease that somebody took."""
+def write_lease(
+    *, pid: int, host: str = "", runtime: RuntimeId | None = None, heartbeat_age: float = 0, node: str = "main"
+) -> uuid.UUID:
+    """Writes a lease of another runtime into the row."""
     lease.hall()
     lease_id = uuid.uuid4()
-    Hall.objects.update(
-        lease_id=lease_id,
-        lease_host=host or socket.gethostname(),
-        lease_pid=pid,
-        lease_runtime=str(runtime or RuntimeId.of(pid)),
-        lease_taken_at=Now() - timedelta(hours=1),
-        heartbeat_at=Now() - timedelta(seconds=heartbeat_age),
-    )
+    values = {
+        "lease_id": lease_id,
+        "host": host or socket.gethostname(),
+        "pid": pid,
+        "identity": str(runtime or RuntimeId.of(pid)),
+        "started_at": Now() - timedelta(hours=1),
+        "heartbeat_at": Now() - timedelta(seconds=heartbeat_age),
+    }
+    Node.objects.update_or_create(name=node, defaults=values)
     return lease_id
 
 
-ELSEWHERE = RuntimeId(1, 4711, "4026531836", "another")
+OTHER_HOST_RUNTIME = RuntimeId(1, 4711, "4026531836", "another")
 
 
-def refused() -> str:
-    """What take() says when it will not."""
-    with pytest.raises(LeaseError) as caught:
+def refusal_text() -> str:
+    """The text of the refusal of take()."""
+    with pytest.raises(LeaseError) as error:
         lease.take()
-    return str(caught.value)
+    return str(error.value)
 
 
 # Taking -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_hall_is_made_once_and_keeps_its_identity() -> None:
+def test_the_row_of_the_hall_is_created_once_and_keeps_its_id() -> None:
     assert lease.hall().hall_id == lease.hall().hall_id
     assert Hall.objects.count() == 1
 
 
-def test_a_free_lease_is_taken_in_our_name() -> None:
+def test_a_free_lease_is_taken_in_the_name_of_this_process() -> None:
     lease_id = lease.take()
-    row = Hall.objects.get()
-    assert (row.lease_id, row.lease_host, row.lease_pid) == (lease_id, socket.gethostname(), os.getpid())
-    assert row.lease_runtime == str(RuntimeId.own())
-    assert row.lease_taken_at
+    row = Node.objects.get()
+    assert (row.lease_id, row.host, row.pid) == (lease_id, socket.gethostname(), os.getpid())
+    assert row.identity == str(RuntimeId.own())
+    assert row.started_at
     assert row.heartbeat_at
     assert lease.live_holder() == lease.Holder(socket.gethostname(), os.getpid())
 
 
-def test_a_live_holder_on_this_host_is_named_in_the_refusal(child: subprocess.Popen[bytes]) -> None:
-    lease_id = hold(pid=child.pid)
-    said = refused()
-    assert f"process {child.pid} on {socket.gethostname()}" in said
-    assert "Stop it first" in said
-    assert Hall.objects.get().lease_id == lease_id
+def test_a_refusal_names_the_live_holder_on_this_host(child: subprocess.Popen[bytes]) -> None:
+    lease_id = write_lease(pid=child.pid)
+    text = refusal_text()
+    assert f"process {child.pid} on {socket.gethostname()}" in text
+    assert "Stop it first" in text
+    assert Node.objects.get().lease_id == lease_id
 
 
-def test_a_dead_holder_on_this_host_loses_it_at_once(child: subprocess.Popen[bytes]) -> None:
-    old = hold(pid=child.pid)
+def test_a_dead_holder_on_this_host_loses_the_lease_at_once(child: subprocess.Popen[bytes]) -> None:
+    old_lease_id = write_lease(pid=child.pid)
     child.kill()
     child.wait()
     assert lease.live_holder() is None
-    assert lease.take() != old
+    assert lease.take() != old_lease_id
 
 
 def test_a_holder_that_is_a_zombie_is_dead(child: subprocess.Popen[bytes]) -> None:
-    hold(pid=child.pid)
+    write_lease(pid=child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
@@ -108,134 +114,135 @@ def test_a_holder_that_is_a_zombie_is_dead(child: subprocess.Popen[bytes]) -> No
     lease.take()
 
 
-def test_another_process_that_got_the_holders_pid_is_not_the_holder(child: subprocess.Popen[bytes]) -> None:
+def test_another_process_with_the_pid_of_the_holder_is_not_the_holder(child: subprocess.Popen[bytes]) -> None:
     runtime = RuntimeId.of(child.pid)
-    hold(pid=child.pid, runtime=dataclasses.replace(runtime, started=runtime.started - 1))
+    write_lease(pid=child.pid, runtime=dataclasses.replace(runtime, started=runtime.started - 1))
     assert lease.live_holder() is None
     lease.take()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere psutil's start times stand still")
 @pytest.mark.parametrize("step", [-3600, -1, 1, 3600])
-def test_a_wall_clock_that_is_set_makes_no_living_holder_dead(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+def test_a_change_of_the_wall_clock_does_not_make_a_live_holder_dead(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
     lease_id = lease.take()
     created = psutil.Process().create_time()
     # The kernel derives the time of the boot from the wall clock, and psutil the start of a process from that.
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: created + step)
     assert lease.live_holder() == lease.Holder(socket.gethostname(), os.getpid())
-    refused()
+    refusal_text()
     assert lease.renew(lease_id)
 
 
-def test_a_holder_in_another_container_lives_by_its_heartbeat_and_not_by_its_pid() -> None:
-    beside = dataclasses.replace(RuntimeId.own(), pid=999_999_999, namespace="1")
-    hold(pid=beside.pid, runtime=beside)
-    refused()
-    hold(pid=beside.pid, runtime=beside, heartbeat_age=Hall.LEASE_SECONDS + 1)
+def test_a_holder_in_another_container_is_live_by_its_heartbeat_and_not_by_its_pid() -> None:
+    other_runtime = dataclasses.replace(RuntimeId.own(), pid=999_999_999, namespace="1")
+    write_lease(pid=other_runtime.pid, runtime=other_runtime)
+    refusal_text()
+    write_lease(pid=other_runtime.pid, runtime=other_runtime, heartbeat_age=Node.LEASE_SECONDS + 1)
     lease.take()
 
 
-def test_a_clone_of_this_machine_with_its_name_lives_by_its_heartbeat(child: subprocess.Popen[bytes]) -> None:
-    hold(pid=child.pid, runtime=dataclasses.replace(RuntimeId.of(child.pid), started=1, boot="another"))
-    refused()
+def test_a_holder_on_a_clone_of_this_machine_is_live_by_its_heartbeat(child: subprocess.Popen[bytes]) -> None:
+    write_lease(pid=child.pid, runtime=dataclasses.replace(RuntimeId.of(child.pid), started=1, boot="another"))
+    refusal_text()
 
 
-@pytest.mark.parametrize("age", [0, Hall.LEASE_SECONDS - 2])
-def test_a_holder_on_another_host_is_believed_while_its_heartbeat_is_young(age: float) -> None:
-    hold(pid=1, host="elsewhere", runtime=ELSEWHERE, heartbeat_age=age)
+@pytest.mark.parametrize("age", [0, Node.LEASE_SECONDS - 2])
+def test_a_holder_on_another_host_is_live_while_its_heartbeat_is_recent(age: float) -> None:
+    write_lease(pid=1, host="elsewhere", runtime=OTHER_HOST_RUNTIME, heartbeat_age=age)
     assert lease.live_holder() == lease.Holder("elsewhere", 1)
-    assert "process 1 on elsewhere" in refused()
+    assert "process 1 on elsewhere" in refusal_text()
 
 
-def test_a_holder_on_another_host_loses_it_when_its_heartbeat_is_old() -> None:
-    hold(pid=1, host="elsewhere", runtime=ELSEWHERE, heartbeat_age=Hall.LEASE_SECONDS + 1)
+def test_a_holder_on_another_host_loses_the_lease_when_its_heartbeat_is_old() -> None:
+    write_lease(pid=1, host="elsewhere", runtime=OTHER_HOST_RUNTIME, heartbeat_age=Node.LEASE_SECONDS + 1)
     assert lease.live_holder() is None
     lease.take()
 
 
-def test_a_holder_on_this_host_that_stopped_beating_loses_it_though_its_process_is_there(
+def test_a_holder_without_a_heartbeat_loses_the_lease_although_its_process_exists(
     child: subprocess.Popen[bytes],
 ) -> None:
-    hold(pid=child.pid, heartbeat_age=Hall.LEASE_SECONDS + 1)
+    write_lease(pid=child.pid, heartbeat_age=Node.LEASE_SECONDS + 1)
     assert lease.live_holder() is None
     lease.take()
 
 
-def test_a_row_without_a_pid_is_held_by_nobody() -> None:
-    hold(pid=os.getpid())
-    Hall.objects.update(lease_pid=None, lease_runtime="", heartbeat_at=None)
+def test_a_row_without_a_pid_has_no_holder() -> None:
+    write_lease(pid=os.getpid())
+    Node.objects.update(pid=None, identity="", heartbeat_at=None)
     assert lease.live_holder() is None
 
 
-def test_a_hall_that_was_never_there_is_held_by_nobody() -> None:
+def test_a_hall_without_a_row_has_no_holder() -> None:
     assert lease.live_holder() is None
-    assert Hall.objects.count() == 0  # a look makes nothing
+    assert Hall.objects.count() == 0  # the read creates no row
 
 
-def test_between_looking_and_taking_somebody_else_may_be_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = lease.hall()
-    hold(pid=os.getpid())
-    monkeypatch.setattr(lease, "hall", lambda: seen)  # what it looked like a moment ago
-    assert "a moment ago" in refused()
+def test_another_process_can_take_the_lease_between_the_check_and_the_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_lease(pid=os.getpid())
+    monkeypatch.setattr(lease, "require_free", lambda: None)  # as it was before the other process
+    assert "a moment ago" in refusal_text()
 
 
-@pytest.mark.parametrize("beaten", [Hall.LEASE_SECONDS + 1, None], ids=["long ago", "never"])
-def test_a_holder_that_beats_between_the_look_and_the_taking_keeps_it(
-    monkeypatch: pytest.MonkeyPatch, beaten: float | None
+@pytest.mark.parametrize("heartbeat_age", [Node.LEASE_SECONDS + 1, None], ids=["long ago", "never"])
+def test_a_holder_with_a_heartbeat_between_the_check_and_the_take_keeps_the_lease(
+    monkeypatch: pytest.MonkeyPatch, heartbeat_age: float | None
 ) -> None:
-    lease_id = hold(pid=1, host="elsewhere", runtime=ELSEWHERE, heartbeat_age=beaten or 0)
-    if beaten is None:
-        Hall.objects.update(heartbeat_at=None)
-    seen = lease.require_free()
+    lease_id = write_lease(pid=1, host="elsewhere", runtime=OTHER_HOST_RUNTIME, heartbeat_age=heartbeat_age or 0)
+    if heartbeat_age is None:
+        Node.objects.update(heartbeat_at=None)
+    row = lease.require_free()
     assert lease.renew(lease_id)
-    monkeypatch.setattr(lease, "require_free", lambda: seen)
-    assert "a moment ago" in refused()
-    assert Hall.objects.get().lease_id == lease_id
+    monkeypatch.setattr(lease, "require_free", lambda: row)
+    assert "a moment ago" in refusal_text()
+    assert Node.objects.get().lease_id == lease_id
 
 
-@pytest.mark.parametrize("beats", [0, 1])
-def test_one_that_took_it_and_died_loses_it_whatever_its_last_heartbeat(beats: int) -> None:
-    for _ in range(20):  # some moments end in a nought
+@pytest.mark.parametrize("heartbeats", [0, 1])
+def test_a_holder_that_died_loses_the_lease_whatever_its_last_heartbeat_was(heartbeats: int) -> None:
+    for _ in range(20):  # some times end in a zero
         lease_id = lease.take()
-        for _ in range(beats):
+        for _ in range(heartbeats):
             lease.renew(lease_id)
-        Hall.objects.update(lease_runtime=str(dataclasses.replace(RuntimeId.own(), started=1)))
+        Node.objects.update(identity=str(dataclasses.replace(RuntimeId.own(), started=1)))
         assert lease.take() != lease_id
-        Hall.objects.update(lease_runtime="", lease_id=None)
+        Node.objects.update(identity="", lease_id=None)
 
 
-def test_one_that_never_beat_loses_it() -> None:
-    hold(pid=1, host="elsewhere", runtime=ELSEWHERE)
-    Hall.objects.update(heartbeat_at=None)
+def test_a_holder_without_a_heartbeat_loses_the_lease() -> None:
+    write_lease(pid=1, host="elsewhere", runtime=OTHER_HOST_RUNTIME)
+    Node.objects.update(heartbeat_at=None)
     lease.take()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_cannot_put_the_rows_in_order_does_not_get_it(child: subprocess.Popen[bytes]) -> None:
-    old = hold(pid=child.pid)
+def test_a_process_that_cannot_reset_the_rows_does_not_get_the_lease(child: subprocess.Popen[bytes]) -> None:
+    old_lease_id = write_lease(pid=child.pid)
     child.kill()
     child.wait()
 
-    def fail() -> None:
+    def fail(node: Node) -> None:
         raise OperationalError("the disk is full")
 
     with pytest.raises(OperationalError):
         lease.take(fail)
-    assert lease.hall().lease_id == old
+    assert Node.objects.get().lease_id == old_lease_id
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_that_take_it_at_once_one_gets_it() -> None:
+def test_of_many_processes_at_once_only_one_gets_the_lease() -> None:
     lease.hall()
     barrier = threading.Barrier(8)
-    taken: list[Any] = []
+    results: list[Any] = []
 
     def take() -> None:
         barrier.wait(10)
         try:
-            taken.append(lease.take())
+            results.append(lease.take())
         except LeaseError as error:
-            taken.append(error)
+            results.append(error)
         finally:
             connection.close()
 
@@ -244,63 +251,116 @@ def test_of_many_that_take_it_at_once_one_gets_it() -> None:
         thread.start()
     for thread in threads:
         thread.join(20)
-    winners = [end for end in taken if isinstance(end, uuid.UUID)]
-    assert len(taken) == 8
-    assert winners == [Hall.objects.get().lease_id]
+    winners = [result for result in results if isinstance(result, uuid.UUID)]
+    assert len(results) == 8
+    assert winners == [Node.objects.get().lease_id]
+
+
+@on_sqlite
+@pytest.mark.django_db(transaction=True)
+def test_a_second_node_on_sqlite_is_told_what_it_needs(settings: Any) -> None:
+    settings.GUILD_HALL_NODE = "first"
+    first_lease_id = lease.take()
+    settings.GUILD_HALL_NODE = "second"
+    assert "node 'first'" in refusal_text()
+    assert "For a second node, set DATABASE_URL to a PostgreSQL database" in refusal_text()
+    with pytest.raises(LeaseError, match="a moment ago"):
+        lease.take(lease_id=uuid.uuid4())  # the lease was free when it looked
+    assert list(Node.objects.exclude(lease_id=None).values_list("name", "lease_id")) == [("first", first_lease_id)]
+
+
+@on_postgresql
+def test_each_node_has_a_lease_of_its_own(settings: Any) -> None:
+    settings.GUILD_HALL_NODE = "first"
+    first_lease_id = lease.take()
+    settings.GUILD_HALL_NODE = "second"
+    second_lease_id = lease.take(fence_is_on=True)
+    leases = list(Node.objects.values_list("name", "lease_id", "fence_is_on"))
+    assert leases == [("first", first_lease_id, False), ("second", second_lease_id, True)]
+    assert "give it another name with GUILD_HALL_NODE" in refusal_text()
+    assert lease.renew(first_lease_id, fence_is_on=True)
+    assert lease.renew(first_lease_id)
+    assert Node.objects.get(name="first").fence_is_on
+
+
+@on_postgresql
+def test_a_lease_is_revoked_only_if_it_was_not_renewed_and_the_fence_is_on(settings: Any) -> None:
+    for name, fence_is_on in (("with", True), ("without", False)):
+        settings.GUILD_HALL_NODE = name
+        lease_id = lease.take(fence_is_on=fence_is_on)
+        seen = Node.objects.get(name=name)
+        lease.renew(lease_id)
+        assert not lease.revoke(seen)
+        seen.refresh_from_db()
+        assert lease.revoke(seen) is fence_is_on
+
+
+@on_sqlite
+def test_a_node_takes_the_lease_of_a_dead_node_and_both_keep_their_rows(
+    child: subprocess.Popen[bytes], settings: Any
+) -> None:
+    write_lease(pid=child.pid, node="old")
+    child.kill()
+    child.wait()
+    settings.GUILD_HALL_NODE = "new"
+    lease_id = lease.take()
+    assert list(Node.objects.values_list("name", "lease_id")) == [("new", lease_id), ("old", None)]
 
 
 # A copy of the database ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Hall, "LEASE_SECONDS", 1.0)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Node, "LEASE_SECONDS", 1.0)
     monkeypatch.setattr(lease, "HEARTBEAT_PATIENCE", 0.2)
 
 
-@pytest.mark.parametrize("ahead", [0.0, 0.5, 3600.0], ids=["same clock", "half a second ahead", "an hour ahead"])
-def test_a_copy_that_names_the_living_holder_of_the_original_is_free_when_no_heartbeat_comes(
-    child: subprocess.Popen[bytes], patience: None, ahead: float
+@pytest.mark.parametrize("clock_offset", [0.0, 0.5, 3600.0], ids=["same clock", "half a second ahead", "an hour ahead"])
+def test_a_copy_of_the_database_is_free_if_no_heartbeat_arrives(
+    child: subprocess.Popen[bytes], short_patience: None, clock_offset: float
 ) -> None:
-    hold(pid=child.pid, heartbeat_age=-ahead)
-    said: list[str] = []
-    assert lease.await_heartbeat(said.append) is None
+    write_lease(pid=child.pid, heartbeat_age=-clock_offset)
+    messages: list[str] = []
+    assert lease.await_heartbeat(messages.append) is None
     lease.take()
-    assert [f"process {child.pid} on " in text and "If this is a copy" in text for text in said] == [True] * len(said)
-    assert len(said) == (0 if ahead > 1 else 1)
+    assert [f"process {child.pid} on " in text and "If this is a copy" in text for text in messages] == [True] * len(
+        messages
+    )
+    assert len(messages) == (0 if clock_offset > 1 else 1)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_holder_that_beats_is_believed_at_once(child: subprocess.Popen[bytes]) -> None:
-    lease_id = hold(pid=child.pid)
+def test_a_holder_with_a_new_heartbeat_is_live_at_once(child: subprocess.Popen[bytes]) -> None:
+    lease_id = write_lease(pid=child.pid)
 
     def beat() -> None:
         lease.renew(lease_id)
         connection.close()
 
-    beating = threading.Timer(0.3, beat)
-    beating.start()
+    timer = threading.Timer(0.3, beat)
+    timer.start()
     watch = Stopwatch()
     assert lease.await_heartbeat(pytest.fail) == lease.Holder(socket.gethostname(), child.pid)
-    beating.join()
+    timer.join()
     assert watch.seconds < 2
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_holder_that_cannot_write_the_row_is_believed_as_soon_as_it_beats_in_the_data_folder(
+def test_a_holder_that_cannot_write_the_row_is_live_by_its_heartbeat_file(
     child: subprocess.Popen[bytes], data_dir: Path
 ) -> None:
-    lease_id = hold(pid=child.pid)
-    beating = threading.Timer(0.3, lambda: (lease.beat(lease_id), connection.close()))
-    beating.start()
+    lease_id = write_lease(pid=child.pid)
+    timer = threading.Timer(0.3, lambda: (lease.beat(lease_id), connection.close()))
+    timer.start()
     watch = Stopwatch()
     assert lease.await_heartbeat(pytest.fail) == lease.Holder(socket.gethostname(), child.pid)
-    beating.join()
+    timer.join()
     assert watch.seconds < 2
 
 
-def test_a_holder_that_died_is_not_waited_for(child: subprocess.Popen[bytes]) -> None:
-    hold(pid=child.pid)
+def test_nobody_waits_for_the_heartbeat_of_a_dead_holder(child: subprocess.Popen[bytes]) -> None:
+    write_lease(pid=child.pid)
     child.kill()
     child.wait()
     watch = Stopwatch()
@@ -308,91 +368,90 @@ def test_a_holder_that_died_is_not_waited_for(child: subprocess.Popen[bytes]) ->
     assert watch.seconds < 1
 
 
-# A clock that jumped over the last heartbeats, or a machine that slept ---------------------------------------------
+# After a jump of the clock or a sleep of the machine ---------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("jump", [Hall.LEASE_SECONDS + 1, 3600, -3600])
+@pytest.mark.parametrize("jump", [Node.LEASE_SECONDS + 1, 3600, -3600])
 @pytest.mark.parametrize("beat", [lease.renew, lease.beat], ids=["row", "data folder"])
-def test_a_living_holder_whose_heartbeats_look_old_keeps_the_hall_with_its_next_one(
+def test_a_live_holder_with_an_old_heartbeat_keeps_the_lease_with_its_next_heartbeat(
     child: subprocess.Popen[bytes], data_dir: Path, jump: float, beat: Callable[[uuid.UUID], object]
 ) -> None:
-    lease_id = hold(pid=child.pid, heartbeat_age=jump)
-    beating = threading.Timer(0.3, lambda: (beat(lease_id), connection.close()))
-    beating.start()
-    assert f"process {child.pid}" in refused()
-    beating.join()
-    assert Hall.objects.get().lease_id == lease_id
+    lease_id = write_lease(pid=child.pid, heartbeat_age=jump)
+    timer = threading.Timer(0.3, lambda: (beat(lease_id), connection.close()))
+    timer.start()
+    assert f"process {child.pid}" in refusal_text()
+    timer.join()
+    assert Node.objects.get().lease_id == lease_id
 
 
-def test_a_living_holder_that_does_not_beat_again_loses_the_hall_after_two_heartbeats_time(
-    child: subprocess.Popen[bytes], patience: None
+def test_a_live_holder_without_a_new_heartbeat_loses_the_lease_after_two_intervals(
+    child: subprocess.Popen[bytes], short_patience: None
 ) -> None:
-    hold(pid=child.pid, heartbeat_age=Hall.LEASE_SECONDS + 1)
+    write_lease(pid=child.pid, heartbeat_age=Node.LEASE_SECONDS + 1)
     watch = Stopwatch()
     lease.take()
     assert watch.elapsed > lease.HEARTBEAT_PATIENCE
     assert watch.seconds < lease.HEARTBEAT_PATIENCE + 1
 
 
-def test_who_has_waited_for_the_next_heartbeat_does_not_wait_again_to_take(child: subprocess.Popen[bytes]) -> None:
-    hold(pid=child.pid, heartbeat_age=Hall.LEASE_SECONDS + 1)
-    seen = lease.require_free()
+def test_take_does_not_wait_if_require_free_already_waited_for_a_heartbeat(child: subprocess.Popen[bytes]) -> None:
+    write_lease(pid=child.pid, heartbeat_age=Node.LEASE_SECONDS + 1)
+    holder = lease.require_free()
     watch = Stopwatch()
-    lease.take(row=seen)
+    lease.take(last=holder, lease_id=uuid.uuid4())
     assert watch.seconds < 1
 
 
-def test_who_takes_it_again_because_the_answer_was_lost_has_it() -> None:
-    seen, lease_id, resets = lease.require_free(), uuid.uuid4(), []
+def test_a_repeated_take_with_the_same_id_succeeds_without_a_second_reset() -> None:
+    holder, lease_id, resets = lease.require_free(), uuid.uuid4(), []
     for _ in range(2):
-        assert lease.take(lambda: resets.append(lease_id), seen, lease_id) == lease_id
+        assert lease.take(lambda node: resets.append(lease_id), holder, lease_id) == lease_id
     assert resets == [lease_id]
     with pytest.raises(LeaseError):
-        lease.take(row=seen, lease_id=uuid.uuid4())
+        lease.take(last=holder, lease_id=uuid.uuid4())
 
 
-# Keeping and giving back ------------------------------------------------------------------------------------------
+# Renew and release ------------------------------------------------------------------------------------------------
 
 
-def test_a_heartbeat_makes_the_lease_young_again() -> None:
+def test_a_heartbeat_renews_the_lease() -> None:
     lease_id = lease.take()
-    Hall.objects.update(heartbeat_at=Now() - timedelta(seconds=60))
+    Node.objects.update(heartbeat_at=Now() - timedelta(seconds=60))
     assert lease.renew(lease_id)
     assert lease.live_holder() is not None
 
 
-def test_a_heartbeat_of_one_who_lost_it_changes_nothing_and_says_so() -> None:
-    lost = lease.take()
-    hold(pid=1, host="elsewhere", runtime=ELSEWHERE, heartbeat_age=5)
-    before = Hall.objects.get().heartbeat_at
-    assert not lease.renew(lost)
-    assert Hall.objects.get().heartbeat_at == before
+def test_a_heartbeat_of_a_process_without_the_lease_changes_nothing_and_returns_false() -> None:
+    lost_lease_id = lease.take()
+    write_lease(pid=1, host="elsewhere", runtime=OTHER_HOST_RUNTIME, heartbeat_age=5)
+    before = Node.objects.get().heartbeat_at
+    assert not lease.renew(lost_lease_id)
+    assert Node.objects.get().heartbeat_at == before
 
 
 def test_a_released_lease_can_be_taken_at_once() -> None:
-    first = lease.take()
-    lease.release(first)
-    row = Hall.objects.get()
-    assert (row.lease_id, row.lease_host, row.lease_pid, row.heartbeat_at) == (None, "", None, None)
+    first_lease_id = lease.take()
+    lease.release(first_lease_id)
+    assert (Node.objects.get().lease_id, lease.holder_node()) == (None, None)
     assert lease.live_holder() is None
-    assert lease.take() != first
+    assert lease.take() != first_lease_id
 
 
-def test_one_who_lost_it_cannot_release_it() -> None:
-    lost = lease.take()
-    theirs = hold(pid=os.getpid())
-    lease.release(lost)
-    assert Hall.objects.get().lease_id == theirs
+def test_a_process_without_the_lease_cannot_release_it() -> None:
+    lost_lease_id = lease.take()
+    other_lease_id = write_lease(pid=os.getpid())
+    lease.release(lost_lease_id)
+    assert Node.objects.get().lease_id == other_lease_id
 
 
-def test_rows_change_only_while_the_lease_is_held() -> None:
+def test_rows_change_only_with_the_lease() -> None:
     GuildMember.objects.create(name="anna", directory="anna")
-    lost = lease.take()
-    assert GuildMember.objects.filter(lease.held_by(lost)).update(pid=1) == 1
-    theirs = hold(pid=os.getpid())
-    assert GuildMember.objects.filter(lease.held_by(lost)).update(pid=2) == 0
-    assert GuildMember.objects.filter(lease.held_by(theirs)).update(pid=3) == 1
+    lost_lease_id = lease.take()
+    assert GuildMember.objects.filter(lease.held_by(lost_lease_id)).update(pid=1) == 1
+    other_lease_id = write_lease(pid=os.getpid())
+    assert GuildMember.objects.filter(lease.held_by(lost_lease_id)).update(pid=2) == 0
+    assert GuildMember.objects.filter(lease.held_by(other_lease_id)).update(pid=3) == 1
     assert GuildMember.objects.get().pid == 3
 
 
@@ -405,56 +464,54 @@ def data_dir(tmp_path: Path, settings: Any) -> Path:
     return tmp_path
 
 
-def locked_for_long(child: subprocess.Popen[bytes]) -> uuid.UUID:
-    """A lease whose holder lives, and could not write its heartbeat for a while."""
-    return hold(pid=child.pid, heartbeat_age=Hall.LEASE_SECONDS + 1)
+def write_lease_of_blocked_holder(child: subprocess.Popen[bytes]) -> uuid.UUID:
+    """A lease whose holder is live and could not write its heartbeat for some time."""
+    return write_lease(pid=child.pid, heartbeat_age=Node.LEASE_SECONDS + 1)
 
 
-def test_one_that_cannot_write_the_row_is_believed_while_it_beats_in_the_data_folder(
-    child: subprocess.Popen[bytes], data_dir: Path
-) -> None:
-    lease_id = locked_for_long(child)
+def test_a_holder_is_live_by_its_heartbeat_file_alone(child: subprocess.Popen[bytes], data_dir: Path) -> None:
+    lease_id = write_lease_of_blocked_holder(child)
     assert lease.live_holder() is None
     lease.beat(lease_id)
     assert lease.live_holder() == lease.Holder(socket.gethostname(), child.pid)
-    assert f"process {child.pid}" in refused()
+    assert f"process {child.pid}" in refusal_text()
 
 
-def test_one_that_was_frozen_for_long_is_not_believed(child: subprocess.Popen[bytes], data_dir: Path) -> None:
-    lease.beat(locked_for_long(child))
-    frozen_at = time.time() - Hall.LEASE_SECONDS - 1
+def test_a_holder_that_was_frozen_for_long_is_not_live(child: subprocess.Popen[bytes], data_dir: Path) -> None:
+    lease.beat(write_lease_of_blocked_holder(child))
+    frozen_at = time.time() - Node.LEASE_SECONDS - 1
     os.utime(data_dir / "heartbeat", (frozen_at, frozen_at))
     assert lease.live_holder() is None
 
 
-def test_one_that_died_a_moment_ago_is_not_believed(child: subprocess.Popen[bytes], data_dir: Path) -> None:
-    lease.beat(locked_for_long(child))
+def test_a_holder_that_has_just_died_is_not_live(child: subprocess.Popen[bytes], data_dir: Path) -> None:
+    lease.beat(write_lease_of_blocked_holder(child))
     child.kill()
     child.wait()
     assert lease.live_holder() is None
 
 
-def test_the_beat_of_another_lease_says_nothing_of_this_one(child: subprocess.Popen[bytes], data_dir: Path) -> None:
+def test_the_heartbeat_of_another_lease_does_not_count(child: subprocess.Popen[bytes], data_dir: Path) -> None:
     lease.beat(uuid.uuid4())
-    locked_for_long(child)
+    write_lease_of_blocked_holder(child)
     assert lease.live_holder() is None
 
 
-def test_the_beat_of_the_original_says_nothing_of_a_copy_of_the_database(
+def test_the_heartbeat_of_the_original_does_not_count_for_a_copy_of_the_database(
     child: subprocess.Popen[bytes], data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A copy names the same lease, and may even be served from the same data folder."""
-    lease_id = locked_for_long(child)
+    """A copy has the same lease, and may even use the same data folder."""
+    lease_id = write_lease_of_blocked_holder(child)
     copy = data_dir / "copy.sqlite3"
     copy.touch()
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setitem(connection.settings_dict, "NAME", str(copy))
+    with monkeypatch.context() as patch:
+        patch.setitem(connection.settings_dict, "NAME", str(copy))
         lease.beat(lease_id)
         assert lease.live_holder() is not None
     assert lease.live_holder() is None
 
 
-def test_beats_go_on_in_the_same_file(data_dir: Path) -> None:
+def test_heartbeats_continue_in_the_same_file(data_dir: Path) -> None:
     lease_id = lease.take()
     for _ in range(3):
         lease.beat(lease_id)

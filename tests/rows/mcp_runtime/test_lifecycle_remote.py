@@ -1,4 +1,4 @@
-"""The verbs for a remote server: a real one, in this process, that the hall did not start."""
+"""The methods of the lifecycle for a remote server. It is a real server in this process that the hall did not start."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from django.utils import timezone
 from mcp_runtime.client.client import TOOLS_CHANGED
 from mcp_runtime.members import announcements, supervisor
 from mcp_runtime.members.restarts import QUICK_TRIES, restart_delay
-from mcp_runtime.members.status import reset_rows
 from mcp_runtime.members.supervisor import Supervisor
 from mcp_runtime.protocol.errors import ConnectError
-from roster.models import GuildMember, StatusChange, Tool
+from mcp_runtime.rows import ownership
+from roster.models import GuildMember, Node, StatusChange, Tool
 from tests.conftest import eventually
 from tests.support.certificates import Authority
 from tests.support.lifecycle_stage import RemoteStage, history, in_error, in_thread, last_change, row, wait_for
@@ -37,8 +37,8 @@ SECRET = "hunter2-hunter2"
 def stage(tmp_path: Path) -> Iterator[RemoteStage]:
     stage = RemoteStage(tmp_path)
     yield stage
-    for live in stage.lifecycle.live_members():
-        live.client.close()
+    for live_member in stage.lifecycle.live_members():
+        live_member.client.close()
     for server in stage.servers:
         server.close()
 
@@ -55,9 +55,9 @@ def test_a_start_ends_connected_without_a_process_or_a_port(stage: RemoteStage) 
     assert list(Tool.objects.values_list("name", "listed")) == [("echo", True)]
     assert history(member) == ["disconnected -> starting: start", "starting -> connected: handshake"]
     assert stage.processes() == []
-    live = stage.lifecycle.connected_member(member.pk)
-    assert live is not None
-    assert live.client.invoke_tool("echo", {"n": 1})["content"]
+    live_member = stage.lifecycle.connected_member(member.pk)
+    assert live_member is not None
+    assert live_member.client.invoke_tool("echo", {"n": 1})["content"]
 
 
 def test_a_server_behind_tls_is_connected_when_its_certificate_is_trusted(
@@ -88,7 +88,9 @@ def test_every_request_has_the_headers_with_their_secrets(stage: RemoteStage, mo
         assert request.headers["X-Api-Key"] == "file-secret"
 
 
-def test_the_query_goes_to_the_server_and_to_nobody_else(stage: RemoteStage, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_query_of_the_url_is_sent_to_the_server_and_is_in_no_log(
+    stage: RemoteStage, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="guildhall")
     server = stage.serve()
     server.first_line = b"POST /mcp?team=blue HTTP/1.1\r\n"
@@ -100,29 +102,38 @@ def test_the_query_goes_to_the_server_and_to_nobody_else(stage: RemoteStage, cap
 
 
 @pytest.mark.parametrize(
-    ("behaviours", "said"),
+    ("behaviours", "text"),
     [
-        ({"initialize": lambda r: r.hang()}, "did not complete the initialize handshake within 0.4 s"),
-        ({"initialize": lambda r: r.dribble(b"HTTP/1.1 100 Continue\r\n\r\n")}, "within 0.4 s"),
-        ({"initialize": lambda r: r.hang_up()}, "the connection was closed before the response was complete"),
-        ({"initialize": lambda r: r.http(401, b"who are you?", "text/plain")}, "HTTP status 401: 'who are you?'"),
-        ({"initialize": lambda r: r.http(308, Location="http://127.0.0.1:1/")}, "308, a redirect, which the hall"),
-        ({"initialize": lambda r: r.http(200, b"<h1>Hello</h1>", "text/html")}, "instead of JSON"),
-        ({"notifications/initialized": lambda r: r.http(500)}, "HTTP status 500"),
-        ({"tools/list": lambda r: r.error(-32603, "not today")}, "tools/list failed: not today"),
+        ({"initialize": lambda request: request.hang()}, "did not complete the initialize handshake within 0.4 s"),
+        ({"initialize": lambda request: request.dribble(b"HTTP/1.1 100 Continue\r\n\r\n")}, "within 0.4 s"),
+        (
+            {"initialize": lambda request: request.hang_up()},
+            "the connection was closed before the response was complete",
+        ),
+        (
+            {"initialize": lambda request: request.http(401, b"who are you?", "text/plain")},
+            "HTTP status 401: 'who are you?'",
+        ),
+        (
+            {"initialize": lambda request: request.http(308, Location="http://127.0.0.1:1/")},
+            "308, a redirect, which the hall",
+        ),
+        ({"initialize": lambda request: request.http(200, b"<h1>Hello</h1>", "text/html")}, "instead of JSON"),
+        ({"notifications/initialized": lambda request: request.http(500)}, "HTTP status 500"),
+        ({"tools/list": lambda request: request.error(-32603, "not today")}, "tools/list failed: not today"),
     ],
 )
-def test_a_server_that_does_not_answer_as_it_should_is_an_error_and_tried_again(
-    stage: RemoteStage, behaviours: dict[str, Behaviour], said: str
+def test_a_server_with_an_invalid_response_is_in_error_and_is_tried_again(
+    stage: RemoteStage, behaviours: dict[str, Behaviour], text: str
 ) -> None:
     server = stage.serve(behaviours)
     member = stage.add_remote(server.url, start_timeout=0.4)
     stage.lifecycle.start(member.pk)
-    found = in_error(stage, member)
-    assert found.last_error.startswith(f"member 'anna' could not be reached at {server.url}: ")
-    assert said in found.last_error
+    failed_member = in_error(stage, member)
+    assert failed_member.last_error.startswith(f"member 'anna' could not be reached at {server.url}: ")
+    assert text in failed_member.last_error
     assert history(member)[-1] == "starting -> error: start failed"
-    assert found.restarts == 1
+    assert failed_member.restarts == 1
 
 
 def test_a_server_that_is_down_is_an_error_at_once(stage: RemoteStage) -> None:
@@ -134,7 +145,7 @@ def test_a_server_that_is_down_is_an_error_at_once(stage: RemoteStage) -> None:
     assert in_error(stage, member).last_error.endswith(": connection refused")
 
 
-def test_a_missing_secret_is_an_error_that_names_its_place_until_it_is_there(stage: RemoteStage) -> None:
+def test_a_missing_secret_is_an_error_that_names_its_place(stage: RemoteStage) -> None:
     server = stage.serve()
     member = stage.add_remote(server.url, headers={"Authorization": "Bearer ${file:token}"})
     stage.lifecycle.start(member.pk)
@@ -145,34 +156,35 @@ def test_a_missing_secret_is_an_error_that_names_its_place_until_it_is_there(sta
     assert row(member).status == Status.CONNECTED
 
 
-def test_a_secret_that_a_server_quotes_is_in_no_row_and_no_log(
+def test_a_secret_in_a_response_is_in_no_row_and_in_no_log(
     stage: RemoteStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("A_TOKEN", SECRET)
     refusal = f"no such token: {SECRET}".encode()
-    server = stage.serve({"initialize": lambda r: r.http(403, refusal, "text/plain")})
+    server = stage.serve({"initialize": lambda request: request.http(403, refusal, "text/plain")})
     member = stage.add_remote(server.url, headers={"Authorization": "Bearer ${env:A_TOKEN}"})
     stage.lifecycle.start(member.pk)
     assert "no such token: ***" in in_error(stage, member).last_error
-    stored = serializers.serialize("json", [*GuildMember.objects.all(), *StatusChange.objects.all()])
-    assert "${env:A_TOKEN}" in stored
-    assert SECRET not in stored
+    rows = serializers.serialize("json", [*GuildMember.objects.all(), *StatusChange.objects.all()])
+    assert "${env:A_TOKEN}" in rows
+    assert SECRET not in rows
     assert SECRET not in caplog.text
 
 
-def test_plain_http_is_for_this_machine_and_for_hosts_that_the_operator_names(
+def test_plain_http_is_allowed_for_this_machine_and_for_hosts_in_the_settings(
     stage: RemoteStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = stage.serve()
     member = stage.add_remote(f"http://inside.example:{server.port}/mcp")
     stage.lifecycle.start(member.pk)
-    refused = row(member)
-    assert (refused.status, refused.next_restart_at) == (Status.ERROR, None)  # another try would be refused as well
-    assert "GUILD_HALL_PLAIN_HTTP_HOSTS" in refused.last_error
+    failed_member = row(member)
+    # No restart, because another attempt would be refused as well.
+    assert (failed_member.status, failed_member.next_restart_at) == (Status.ERROR, None)
+    assert "GUILD_HALL_PLAIN_HTTP_HOSTS" in failed_member.last_error
     assert server.requests == []
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", server.port))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    addresses = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", server.port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
     stage.lifecycle = stage.make_lifecycle(plain_http_hosts=["inside.example"])
     stage.lifecycle.start(member.pk)
     assert row(member).status == Status.CONNECTED
@@ -181,18 +193,18 @@ def test_plain_http_is_for_this_machine_and_for_hosts_that_the_operator_names(
 # Failing ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_failed_connection_is_an_error_that_names_the_address(stage: RemoteStage) -> None:
+def test_a_failed_connection_is_an_error_with_the_address(stage: RemoteStage) -> None:
     server = stage.serve()
     member = stage.up_remote(server)
-    live = stage.live(member)
-    stage.lifecycle.handle_connection_failure(live, ConnectError("connection refused", is_refusal=True))
-    found = in_error(stage, member)
-    assert found.last_error == f"member 'anna' does not answer at {server.url}: connection refused"
+    live_member = stage.live(member)
+    stage.lifecycle.handle_connection_failure(live_member, ConnectError("connection refused", is_refusal=True))
+    failed_member = in_error(stage, member)
+    assert failed_member.last_error == f"member 'anna' does not answer at {server.url}: connection refused"
     assert last_change(member).cause == "connection"
 
 
 @pytest.mark.parametrize("failures", [0, QUICK_TRIES, 1000, 2000])
-def test_a_remote_server_is_tried_until_it_is_back(stage: RemoteStage, failures: int) -> None:
+def test_a_remote_server_is_tried_until_it_is_available(stage: RemoteStage, failures: int) -> None:
     server = stage.serve()
     server.close()
     member = stage.add_remote(server.url)
@@ -205,7 +217,7 @@ def test_a_remote_server_is_tried_until_it_is_back(stage: RemoteStage, failures:
     assert restart_delay(failures + 1) == timedelta(seconds=delay)
 
 
-def test_the_manifest_can_leave_that_to_people(stage: RemoteStage) -> None:
+def test_a_remote_server_with_restart_never_is_not_tried_again(stage: RemoteStage) -> None:
     server = stage.serve()
     server.close()
     member = stage.add_remote(server.url, restart="never")
@@ -213,19 +225,22 @@ def test_the_manifest_can_leave_that_to_people(stage: RemoteStage) -> None:
     assert (row(member).status, row(member).next_restart_at) == (Status.ERROR, None)
 
 
-# The look that is taken now and then ------------------------------------------------------------------------------
+# The regular check ------------------------------------------------------------------------------------------------
 
 
 def test_a_refresh_lists_the_tools_again(stage: RemoteStage) -> None:
     server = stage.serve()
     member = stage.up_remote(server)
-    server.behaviours["tools/list"] = lambda r: r.result({"tools": [{"name": "other", "inputSchema": {}}]})
+    server.behaviours["tools/list"] = lambda request: request.result({"tools": [{"name": "other", "inputSchema": {}}]})
     stage.lifecycle.refresh(member.pk)
     assert list(Tool.objects.filter(listed=True).values_list("name", flat=True)) == ["other"]
     assert row(member).status == Status.CONNECTED
 
 
-@pytest.mark.parametrize("behaviour", [lambda r: r.reset(), lambda r: r.http(404), lambda r: r.error(-32000, "gone")])
+@pytest.mark.parametrize(
+    "behaviour",
+    [lambda request: request.reset(), lambda request: request.http(404), lambda request: request.error(-32000, "gone")],
+)
 def test_a_refresh_that_fails_is_an_error(stage: RemoteStage, behaviour: Callable[[Any], None]) -> None:
     server = stage.serve()
     member = stage.up_remote(server)
@@ -235,77 +250,77 @@ def test_a_refresh_that_fails_is_an_error(stage: RemoteStage, behaviour: Callabl
 
 
 class Announcer:
-    """A member that says during a call that its tools changed."""
+    """A member that announces during a call that its tools changed."""
 
     def __init__(self, stage: RemoteStage) -> None:
         self.stage = stage
-        self.member = stage.up_remote(stage.serve({"tools/call": self._answer}))
+        self.member = stage.up_remote(stage.serve({"tools/call": self._respond}))
 
     @staticmethod
-    def _answer(request: Request) -> None:
+    def _respond(request: Request) -> None:
         note = {"jsonrpc": "2.0", "method": TOOLS_CHANGED}
         request.stream(b"data: " + json.dumps(note).encode() + b"\n\n", request.answer_event({"content": []}))
         request.hang_up()
 
-    def tools_change(self) -> None:
+    def announce_change(self) -> None:
         self.stage.live(self.member).client.invoke_tool("echo", {})
 
-    def is_to_be_listed(self) -> bool:
+    def needs_refresh(self) -> bool:
         """Whether a refresh is requested by the next turn."""
         self.stage.lifecycle.request_refreshes()
         return row(self.member).refresh_requested_at is not None
 
-    def note_listed(self) -> None:
+    def finish_refresh(self) -> None:
         GuildMember.objects.update(refresh_requested_at=None)
 
 
-def test_a_member_that_says_all_the_time_that_its_tools_changed_is_asked_now_and_then(
+def test_a_member_that_announces_changes_all_the_time_is_refreshed_with_pauses(
     stage: RemoteStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announcer = Announcer(stage)
-    assert not announcer.is_to_be_listed()
-    announcer.tools_change()
-    assert announcer.is_to_be_listed()
-    announcer.note_listed()
-    announcer.tools_change()
-    assert not announcer.is_to_be_listed()
+    assert not announcer.needs_refresh()
+    announcer.announce_change()
+    assert announcer.needs_refresh()
+    announcer.finish_refresh()
+    announcer.announce_change()
+    assert not announcer.needs_refresh()
     monkeypatch.setattr(announcements, "REFRESH_PAUSE", 0.0)
-    assert announcer.is_to_be_listed()  # nor was it forgotten meanwhile
-    announcer.note_listed()
-    assert not announcer.is_to_be_listed()
+    assert announcer.needs_refresh()  # the announcement was not forgotten
+    announcer.finish_refresh()
+    assert not announcer.needs_refresh()
 
 
-def test_a_change_that_is_told_while_the_tools_are_being_listed_is_listed_afterwards(
+def test_a_change_that_is_announced_during_a_refresh_leads_to_another_refresh(
     stage: RemoteStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(announcements, "REFRESH_PAUSE", 0.0)
     announcer = Announcer(stage)
     GuildMember.objects.update(refresh_requested_at=timezone.now())
-    announcer.tools_change()
+    announcer.announce_change()
     stage.lifecycle.request_refreshes()
-    announcer.note_listed()  # that refresh is over
-    assert announcer.is_to_be_listed()
+    announcer.finish_refresh()  # the first refresh is finished
+    assert announcer.needs_refresh()
 
 
-def test_a_server_that_leaves_without_a_word_is_missed_and_found_again_though_nobody_calls(
+def test_a_server_that_disappears_is_in_error_and_is_connected_again_without_a_call(
     stage: RemoteStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "REMOTE_CHECK_SECONDS", 0.1)
     server = stage.serve()
     member = stage.up_remote(server)
-    watching = Supervisor(lifecycle=stage.lifecycle, members_dir=stage.members_dir, start_concurrency=2)
-    watching.start()
+    supervisor_ = Supervisor(lifecycle=stage.lifecycle, members_dir=stage.members_dir, start_concurrency=2)
+    supervisor_.start()
     try:
         server.close()
         wait_for(member, Status.ERROR)
         stage.serve(port=server.port)
         wait_for(member, Status.CONNECTED)
     finally:
-        watching.stop()
+        supervisor_.stop()
     assert "restart" in [change.cause for change in StatusChange.objects.all()]
 
 
-def test_a_member_whose_command_became_a_url_gives_its_port_back(stage: RemoteStage) -> None:
+def test_a_member_whose_command_became_a_url_releases_its_port(stage: RemoteStage) -> None:
     member = stage.up("anna")
     assert member.port is not None
     stage.add_remote(stage.serve().url)
@@ -319,12 +334,16 @@ def test_a_member_whose_command_became_a_url_gives_its_port_back(stage: RemoteSt
 # Stop -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_forgets_the_server_and_leaves_it_running(stage: RemoteStage) -> None:
+def test_a_stop_disconnects_the_server_and_leaves_it_running(stage: RemoteStage) -> None:
     server = stage.serve()
     member = stage.up_remote(server)
     stage.lifecycle.stop(member.pk)
-    found = row(member)
-    assert (found.status, found.endpoint, found.exit_code) == (Status.DISCONNECTED, None, None)
+    stopped_member = row(member)
+    assert (stopped_member.status, stopped_member.endpoint, stopped_member.exit_code) == (
+        Status.DISCONNECTED,
+        None,
+        None,
+    )
     assert stage.lifecycle.live_members() == []
     assert history(member)[-2:] == ["connected -> stopping: stop", "stopping -> disconnected: stop"]
     stage.lifecycle.start(member.pk)
@@ -333,7 +352,7 @@ def test_a_stop_forgets_the_server_and_leaves_it_running(stage: RemoteStage) -> 
 
 @pytest.mark.parametrize("method", ["initialize", "tools/list"])
 def test_a_start_that_hangs_can_be_stopped(stage: RemoteStage, method: str) -> None:
-    server = stage.serve({method: lambda r: r.hang()})
+    server = stage.serve({method: lambda request: request.hang()})
     member = stage.add_remote(server.url, start_timeout=60)
     thread = in_thread(lambda: stage.lifecycle.start(member.pk))
     eventually(lambda: method in server.methods)
@@ -344,10 +363,10 @@ def test_a_start_that_hangs_can_be_stopped(stage: RemoteStage, method: str) -> N
     assert stage.lifecycle.live_members() == []
 
 
-def test_a_look_that_hangs_delays_no_stop(stage: RemoteStage) -> None:
+def test_a_check_that_hangs_delays_no_stop(stage: RemoteStage) -> None:
     server = stage.serve()
     member = stage.up_remote(server)
-    server.behaviours["tools/list"] = lambda r: r.hang()
+    server.behaviours["tools/list"] = lambda request: request.hang()
     thread = in_thread(lambda: stage.lifecycle.refresh(member.pk))
     eventually(lambda: server.methods.count("tools/list") == 2)
     watch = Stopwatch()
@@ -357,13 +376,13 @@ def test_a_look_that_hangs_delays_no_stop(stage: RemoteStage) -> None:
     assert row(member).status == Status.DISCONNECTED
 
 
-def test_what_an_earlier_runtime_left_is_put_in_order(stage: RemoteStage) -> None:
+def test_a_start_of_the_runtime_resets_the_row_of_a_remote_server(stage: RemoteStage) -> None:
     member = stage.up_remote(stage.serve())
-    reset_rows()
+    ownership.take_over_own(Node.objects.get())
     assert (row(member).status, row(member).endpoint) == (Status.DISCONNECTED, None)
 
 
-def test_killing_everything_kills_nothing_elsewhere(stage: RemoteStage) -> None:
+def test_killing_all_members_does_not_kill_a_remote_server(stage: RemoteStage) -> None:
     server = stage.serve()
     member = stage.up_remote(server)
     stage.lifecycle.kill_everything()

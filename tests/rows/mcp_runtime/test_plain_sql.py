@@ -18,23 +18,23 @@ def anna() -> GuildMember:
     return GuildMember.objects.create(name="anna", directory="anna")
 
 
-def test_a_row_that_is_inserted_is_found_under_the_id_that_it_got(anna: GuildMember) -> None:
+def test_an_insert_returns_the_id_of_the_new_row(anna: GuildMember) -> None:
     pk = plain_sql.insert(TABLE, COLUMNS, [anna.pk, "lost", 3])
     assert CallTotal.objects.values_list("member__name", "outcome", "count").get(pk=pk) == ("anna", "lost", 3)
 
 
-def test_as_many_rows_as_were_changed_are_told(anna: GuildMember) -> None:
+def test_an_update_returns_the_number_of_changed_rows(anna: GuildMember) -> None:
     for outcome in ("lost", "tool", "timeout"):
         CallTotal.objects.create(member=anna, outcome=outcome, count=1)
     sql = f"UPDATE {TABLE} SET count = %s WHERE outcome IN (%s, %s)"
     assert plain_sql.change(sql, [7, "lost", "tool"]) == 2
     assert plain_sql.change(sql, [7, "nobody", "none"]) == 0
-    read = f"SELECT outcome, count FROM {TABLE} ORDER BY outcome"
-    assert plain_sql.read(read, []) == [("lost", 7), ("timeout", 1), ("tool", 7)]
+    query = f"SELECT outcome, count FROM {TABLE} ORDER BY outcome"
+    assert plain_sql.read(query, []) == [("lost", 7), ("timeout", 1), ("tool", 7)]
 
 
 @pytest.mark.usefixtures("anna")
-def test_a_percent_sign_is_written_twice_as_for_django() -> None:
+def test_a_percent_sign_is_written_twice_as_in_django() -> None:
     sql = f"SELECT name LIKE 'an%%', %s FROM {GuildMember._meta.db_table}"
     [(is_like, text)] = plain_sql.read(sql, ["100%s"])
     assert (bool(is_like), text) == (True, "100%s")
@@ -48,14 +48,14 @@ def test_errors_are_those_of_django(anna: GuildMember) -> None:
         plain_sql.read("SELECT nothing FROM nowhere", [])
 
 
-def test_what_a_transaction_takes_back_is_gone(anna: GuildMember) -> None:
+def test_a_rolled_back_insert_leaves_no_row(anna: GuildMember) -> None:
     with transaction.atomic():
         plain_sql.insert(TABLE, COLUMNS, [anna.pk, "lost", 3])
         transaction.set_rollback(True)
     assert not CallTotal.objects.exists()
 
 
-def test_whoever_counts_queries_sees_them(anna: GuildMember) -> None:
+def test_the_statements_are_captured_with_the_queries(anna: GuildMember) -> None:
     with CaptureQueriesContext(connection) as queries:
         plain_sql.insert(TABLE, COLUMNS, [anna.pk, "lost", 3])
         plain_sql.read(f"SELECT id FROM {TABLE}", [])

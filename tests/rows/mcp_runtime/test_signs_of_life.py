@@ -1,4 +1,4 @@
-"""When members are pinged, and what becomes of those that do not answer: real servers, that run in this process."""
+"""The pings to members, and the effects on members that do not respond. The servers run in this process."""
 
 from __future__ import annotations
 
@@ -23,133 +23,141 @@ stage = test_lifecycle_remote.stage
 Status = GuildMember.Status
 
 
-class Watched:
-    """A member, the server that it is, and turns that are taken by hand."""
+class WatchedMember:
+    """A member, its server, and turns that the test takes one by one."""
 
     def __init__(self, stage: RemoteStage, **manifest: str) -> None:
         self.server: Server = stage.serve()
         self.member = stage.up_remote(self.server, **manifest)
-        self.live: LiveMember = stage.live(self.member)
-        self.waiting: list[Callable[[], None]] = []
+        self.live_member: LiveMember = stage.live(self.member)
+        self.waiting_functions: list[Callable[[], None]] = []
         self.has_threads = True
-        self.signs = SignsOfLife(stage.lifecycle, self._run_apart)
+        self.signs = SignsOfLife(stage.lifecycle, self._add_function)
 
-    def _run_apart(self, work: Callable[[], None]) -> None:
+    def _add_function(self, work: Callable[[], None]) -> None:
         if not self.has_threads:
             raise RuntimeError("can't start new thread")
-        self.waiting.append(work)
+        self.waiting_functions.append(work)
 
-    def pings(self) -> int:
-        """How many this turn sent."""
+    def send_pings(self) -> int:
+        """The number of pings that this turn sent."""
         self.signs.turn()
-        work, self.waiting[:] = list(self.waiting), []
-        for ask in work:
-            ask()
-        return len(work)
+        functions, self.waiting_functions[:] = list(self.waiting_functions), []
+        for function in functions:
+            function()
+        return len(functions)
 
-    def answer_pings(self, how: Callable[[Request], None]) -> None:
-        self.server.behaviours["ping"] = how
+    def set_ping_behaviour(self, behaviour: Callable[[Request], None]) -> None:
+        self.server.behaviours["ping"] = behaviour
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs_of_life, "PING_TIMEOUT", 0.2)
 
 
-def test_a_member_is_pinged_once_for_each_call_that_timed_out_and_not_again(stage: RemoteStage) -> None:
-    watched = Watched(stage)
-    watched.answer_pings(lambda r: r.hang())
-    assert watched.pings() == 0
-    watched.live.silence.note_timeout(30)
-    assert [watched.pings(), watched.pings()] == [1, 0]
-    watched.live.silence.note_timeout(1)
-    watched.live.silence.note_timeout(1)
-    assert [watched.pings(), watched.pings()] == [1, 0]
+def test_a_member_is_pinged_once_after_calls_that_timed_out(stage: RemoteStage) -> None:
+    watched = WatchedMember(stage)
+    watched.set_ping_behaviour(lambda request: request.hang())
+    assert watched.send_pings() == 0
+    watched.live_member.silence.note_timeout(30)
+    assert [watched.send_pings(), watched.send_pings()] == [1, 0]
+    watched.live_member.silence.note_timeout(1)
+    watched.live_member.silence.note_timeout(1)
+    assert [watched.send_pings(), watched.send_pings()] == [1, 0]
 
 
-def test_a_member_is_pinged_by_one_at_a_time(stage: RemoteStage) -> None:
-    watched = Watched(stage)
-    watched.answer_pings(lambda r: r.hang())
-    watched.live.silence.note_timeout(1)
+def test_a_member_gets_one_ping_at_a_time(stage: RemoteStage) -> None:
+    watched = WatchedMember(stage)
+    watched.set_ping_behaviour(lambda request: request.hang())
+    watched.live_member.silence.note_timeout(1)
     watched.signs.turn()
-    watched.live.silence.note_timeout(1)
+    watched.live_member.silence.note_timeout(1)
     watched.signs.turn()
-    assert len(watched.waiting) == 1
-    watched.waiting.pop()()
-    assert watched.pings() == 1
+    assert len(watched.waiting_functions) == 1
+    watched.waiting_functions.pop()()
+    assert watched.send_pings() == 1
 
 
-def test_so_many_are_pinged_at_a_time_and_the_others_at_later_turns(
-    stage: RemoteStage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_members_are_pinged_in_one_turn(stage: RemoteStage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs_of_life, "MAX_PINGS", 0)
-    watched = Watched(stage)
-    watched.answer_pings(lambda r: r.result({}))
-    watched.live.silence.note_timeout(1)
-    assert watched.pings() == 0
+    watched = WatchedMember(stage)
+    watched.set_ping_behaviour(lambda request: request.result({}))
+    watched.live_member.silence.note_timeout(1)
+    assert watched.send_pings() == 0
     monkeypatch.setattr(signs_of_life, "MAX_PINGS", 1)
-    assert watched.pings() == 1
+    assert watched.send_pings() == 1
 
 
-def test_where_the_system_gives_no_thread_the_next_turn_asks(stage: RemoteStage) -> None:
-    watched = Watched(stage)
-    watched.answer_pings(lambda r: r.result({}))
-    watched.live.silence.note_timeout(1)
+def test_without_a_free_thread_the_next_turn_sends_the_ping(stage: RemoteStage) -> None:
+    watched = WatchedMember(stage)
+    watched.set_ping_behaviour(lambda request: request.result({}))
+    watched.live_member.silence.note_timeout(1)
     watched.has_threads = False
-    assert watched.pings() == 0
+    assert watched.send_pings() == 0
     watched.has_threads = True
-    assert watched.pings() == 1
+    assert watched.send_pings() == 1
 
 
-@pytest.mark.parametrize("answer", [lambda r: r.result({}), lambda r: r.error(-32601, "no"), lambda r: r.http(404)])
-def test_any_answer_to_a_ping_ends_the_silence(stage: RemoteStage, answer: Callable[[Request], None]) -> None:
-    watched = Watched(stage, unresponsive="restart")
-    watched.answer_pings(answer)
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        lambda request: request.result({}),
+        lambda request: request.error(-32601, "no"),
+        lambda request: request.http(404),
+    ],
+)
+def test_every_response_to_a_ping_ends_the_silence(stage: RemoteStage, behaviour: Callable[[Request], None]) -> None:
+    watched = WatchedMember(stage, unresponsive="restart")
+    watched.set_ping_behaviour(behaviour)
     for _ in range(5):
-        watched.live.silence.note_timeout(0)
-        assert watched.pings() == 1
-        assert watched.live.silence.timeouts == 0
+        watched.live_member.silence.note_timeout(0)
+        assert watched.send_pings() == 1
+        assert watched.live_member.silence.timeouts == 0
     assert (row(watched.member).no_answer_since, row(watched.member).status) == (None, Status.CONNECTED)
 
 
-def test_a_member_without_an_answer_is_shown_until_one_comes(stage: RemoteStage) -> None:
-    watched = Watched(stage)
-    watched.answer_pings(lambda r: r.hang())
+def test_a_member_that_does_not_respond_is_shown_until_it_responds(stage: RemoteStage) -> None:
+    watched = WatchedMember(stage)
+    watched.set_ping_behaviour(lambda request: request.hang())
     for _ in range(5):
-        watched.live.silence.note_timeout(30)
-    watched.pings()
-    found = row(watched.member)
-    assert found.no_answer_since is not None
-    assert timezone.now() - found.no_answer_since - timedelta(seconds=30) < timedelta(seconds=2)
-    assert (found.status, found.silence) == (Status.CONNECTED, f"no answer since {found.no_answer_since:%H:%M:%S} UTC")
-    assert found.all_warnings[0] == found.silence
-    found.no_answer_since -= timedelta(days=3)
-    assert found.silence == f"no answer since {found.no_answer_since:%Y-%m-%d %H:%M:%S} UTC"
-    watched.live.silence.note_answer()
-    watched.pings()
+        watched.live_member.silence.note_timeout(30)
+    watched.send_pings()
+    silent_member = row(watched.member)
+    assert silent_member.no_answer_since is not None
+    assert timezone.now() - silent_member.no_answer_since - timedelta(seconds=30) < timedelta(seconds=2)
+    assert (silent_member.status, silent_member.silence) == (
+        Status.CONNECTED,
+        f"no answer since {silent_member.no_answer_since:%H:%M:%S} UTC",
+    )
+    assert silent_member.all_warnings[0] == silent_member.silence
+    silent_member.no_answer_since -= timedelta(days=3)
+    assert silent_member.silence == f"no answer since {silent_member.no_answer_since:%Y-%m-%d %H:%M:%S} UTC"
+    watched.live_member.silence.note_answer()
+    watched.send_pings()
     assert row(watched.member).no_answer_since is None
 
 
-def test_one_whose_manifest_asks_for_it_is_restarted_after_three_calls_and_a_ping(stage: RemoteStage) -> None:
-    watched = Watched(stage, unresponsive="restart")
-    watched.answer_pings(lambda r: r.hang())
-    watched.live.silence.note_timeout(30)
-    watched.live.silence.note_timeout(1)
-    watched.pings()
+def test_a_member_with_unresponsive_restart_is_restarted_after_three_calls_and_a_ping(stage: RemoteStage) -> None:
+    watched = WatchedMember(stage, unresponsive="restart")
+    watched.set_ping_behaviour(lambda request: request.hang())
+    watched.live_member.silence.note_timeout(30)
+    watched.live_member.silence.note_timeout(1)
+    watched.send_pings()
     assert row(watched.member).status == Status.CONNECTED
-    watched.live.silence.note_timeout(1)
-    watched.pings()
-    found = in_error(stage, watched.member)
-    assert "has given no answer since" in found.last_error
-    assert "3 calls timed out, and a ping had no answer within 0.2 s" in found.last_error
-    assert (found.no_answer_since, last_change(watched.member).cause) == (None, "no answer")
+    watched.live_member.silence.note_timeout(1)
+    watched.send_pings()
+    failed_member = in_error(stage, watched.member)
+    assert "has given no answer since" in failed_member.last_error
+    assert "3 calls timed out, and a ping had no answer within 0.2 s" in failed_member.last_error
+    assert (failed_member.no_answer_since, last_change(watched.member).cause) == (None, "no answer")
 
 
-def test_one_that_is_being_stopped_is_not_in_error_for_its_silence(stage: RemoteStage) -> None:
-    watched = Watched(stage, unresponsive="restart")
-    watched.answer_pings(lambda r: r.hang())
+def test_a_member_that_is_being_stopped_is_not_in_error_for_its_silence(stage: RemoteStage) -> None:
+    watched = WatchedMember(stage, unresponsive="restart")
+    watched.set_ping_behaviour(lambda request: request.hang())
     for _ in range(3):
-        watched.live.silence.note_timeout(1)
-    watched.live.stop_requested.set()
-    watched.pings()
+        watched.live_member.silence.note_timeout(1)
+    watched.live_member.stop_requested.set()
+    watched.send_pings()
     assert (row(watched.member).status, row(watched.member).no_answer_since) == (Status.CONNECTED, None)

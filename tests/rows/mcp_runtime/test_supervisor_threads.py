@@ -1,4 +1,4 @@
-"""Verbs run in threads, no more than so many at a time, and leave none behind."""
+"""Verbs run in a limited number of threads, and no thread remains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mcp_runtime.members import supervisor
 from mcp_runtime.members.supervisor import Supervisor
 from roster.models import GuildMember
 from tests.conftest import eventually
-from tests.support.lifecycle_stage import RecordingLifecycle
+from tests.support.lifecycle_stage import OWN_LEASE, RecordingLifecycle
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -20,85 +20,88 @@ Status = GuildMember.Status
 
 
 @pytest.fixture
-def asked() -> Iterator[RecordingLifecycle]:
-    asked = RecordingLifecycle()
-    yield asked
-    asked.released.set()
-    eventually(lambda: verbs_under_way() == 0, what="all verbs are done")
+def lifecycle() -> Iterator[RecordingLifecycle]:
+    lifecycle = RecordingLifecycle()
+    yield lifecycle
+    lifecycle.released.set()
+    eventually(lambda: count_active_verbs() == 0, what="all verbs are done")
 
 
 @pytest.fixture
-def turns(asked: RecordingLifecycle, tmp_path: Path) -> Supervisor:
-    turns = Supervisor(lifecycle=asked, members_dir=tmp_path, start_concurrency=1000)  # type: ignore[arg-type]
+def supervisor_(lifecycle: RecordingLifecycle, tmp_path: Path) -> Supervisor:
+    turns = Supervisor(lifecycle=lifecycle, members_dir=tmp_path, start_concurrency=1000)  # type: ignore[arg-type]
     turns.tick()
     return turns
 
 
-def verbs_under_way() -> int:
+def count_active_verbs() -> int:
     return sum(thread.name.startswith("lifecycle") for thread in threading.enumerate())
 
 
-def roster(count: int, status: str, **values: object) -> list[GuildMember]:
+def add_members(count: int, status: str, **values: object) -> list[GuildMember]:
     names = [f"{status}-{number:03}" for number in range(count)]
-    return [GuildMember.objects.create(name=name, directory=name, status=status, **values) for name in names]
+    return [
+        GuildMember.objects.create(name=name, directory=name, lease_id=OWN_LEASE, status=status, **values)
+        for name in names
+    ]
 
 
-def obeyed(verb: str, member_id: int) -> None:
+def change_status(verb: str, member_id: int) -> None:
     status = Status.CONNECTED if verb == "start" else Status.DISCONNECTED
     GuildMember.objects.filter(pk=member_id).update(status=status)
 
 
-def test_many_stops_at_once_take_a_bounded_number_of_threads_and_all_happen(
-    turns: Supervisor, asked: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
+def test_many_stops_at_once_use_a_limited_number_of_threads_and_all_happen(
+    supervisor_: Supervisor, lifecycle: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "MAX_VERBS", 10)
-    roster(30, Status.CONNECTED, desired_state=GuildMember.DesiredState.STOPPED)
-    asked.effect = obeyed
-    asked.released.clear()
-    turns.tick()
-    assert verbs_under_way() == 10
-    asked.released.set()
+    add_members(30, Status.CONNECTED, desired_state=GuildMember.DesiredState.STOPPED)
+    lifecycle.effect = change_status
+    lifecycle.released.clear()
+    supervisor_.tick()
+    assert count_active_verbs() == 10
+    lifecycle.released.set()
 
     def all_are_stopped() -> bool:
-        turns.tick()
+        supervisor_.tick()
         return not GuildMember.objects.filter(status=Status.CONNECTED).exists()
 
     eventually(all_are_stopped)
 
 
-def test_starts_that_take_minutes_leave_threads_to_stops(
-    turns: Supervisor, asked: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
+def test_slow_starts_leave_threads_for_stops(
+    supervisor_: Supervisor, lifecycle: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "MAX_VERBS", 6)
     monkeypatch.setattr(supervisor, "MAX_STARTS", 4)
-    roster(20, Status.DISCONNECTED)
-    asked.released.clear()
-    turns.tick()
-    eventually(lambda: [call[0] for call in asked.calls] == ["start"] * 4)
-    roster(1, Status.CONNECTED, desired_state=GuildMember.DesiredState.STOPPED)
-    turns.tick()
-    eventually(lambda: ("stop", "connected-000", "stop") in asked.calls)
+    add_members(20, Status.DISCONNECTED)
+    lifecycle.released.clear()
+    supervisor_.tick()
+    eventually(lambda: [call[0] for call in lifecycle.calls] == ["start"] * 4)
+    add_members(1, Status.CONNECTED, desired_state=GuildMember.DesiredState.STOPPED)
+    supervisor_.tick()
+    eventually(lambda: ("stop", "connected-000", "stop") in lifecycle.calls)
 
 
-def test_no_thread_stays_when_all_verbs_are_done(turns: Supervisor, asked: RecordingLifecycle) -> None:
-    roster(20, Status.DISCONNECTED)
-    asked.effect = obeyed
-    turns.tick()
+def test_no_thread_remains_after_all_verbs(supervisor_: Supervisor, lifecycle: RecordingLifecycle) -> None:
+    add_members(20, Status.DISCONNECTED)
+    lifecycle.effect = change_status
+    supervisor_.tick()
     eventually(lambda: GuildMember.objects.filter(status=Status.CONNECTED).count() == 20)
-    eventually(lambda: verbs_under_way() == 0)
+    eventually(lambda: count_active_verbs() == 0)
 
 
-def test_a_verb_that_gets_no_thread_is_tried_again(
-    turns: Supervisor, asked: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
+def test_a_verb_without_a_thread_is_tried_again(
+    supervisor_: Supervisor, lifecycle: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    roster(1, Status.DISCONNECTED)
+    add_members(1, Status.DISCONNECTED)
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    with monkeypatch.context() as exhausted:
-        exhausted.setattr(threading.Thread, "start", refuse)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError):
-            turns.tick()
-    turns.tick()
-    eventually(lambda: asked.calls == [("start", "disconnected-000")])
+            supervisor_.tick()
+    supervisor_.tick()
+    eventually(lambda: lifecycle.calls == [("start", "disconnected-000")])

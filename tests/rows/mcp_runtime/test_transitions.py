@@ -16,7 +16,7 @@ from django.db import connection
 from django.utils import timezone
 
 from mcp_runtime.calls import statements, transitions
-from mcp_runtime.calls.transitions import Caller, ErrorKind, Outcome, Status
+from mcp_runtime.calls.transitions import ErrorKind, Outcome, Requester, Status
 from mcp_runtime.protocol import errors
 from mcp_runtime.protocol.errors import (
     ClientError,
@@ -35,10 +35,12 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.rows import lease
 from mcp_runtime.schemas import secrets, validation
 from mcp_runtime.security import principals
-from roster.models import Call, CallTotal, GuildMember, Hall, StatusChange, Token, Tool
+from roster.models import Call, CallTotal, GuildMember, StatusChange, Token, Tool
+from tests.support.leases import current_lease_id, give_lease_to_another_runtime
 
 pytestmark = pytest.mark.django_db
 
+LEASE_ID = uuid.uuid4()
 REST = Call.Source.REST
 COMMAND = Call.Source.COMMAND
 SCHEMA = {
@@ -53,12 +55,12 @@ SCHEMA = {
 
 @pytest.fixture
 def lease_id() -> uuid.UUID:
-    return lease.take()
+    return lease.take(lease_id=LEASE_ID)
 
 
 @pytest.fixture
 def anna() -> GuildMember:
-    return GuildMember.objects.create(name="anna", directory="anna", status="connected")
+    return GuildMember.objects.create(name="anna", directory="anna", status="connected", lease_id=LEASE_ID)
 
 
 @pytest.fixture
@@ -76,85 +78,89 @@ def bob() -> User:
     return may_call(User.objects.create_user("bob"))
 
 
-def ask(arguments: Any = None, *, tool: str = "echo", caller: Caller | None = None, key: str | None = None) -> Any:
+def queue_call(
+    arguments: Any = None, *, tool: str = "echo", requester: Requester | None = None, key: str | None = None
+) -> Any:
     return transitions.queue(
         member_name="anna",
         tool_name=tool,
         arguments={"text": "hello"} if arguments is None else arguments,
-        caller=caller or Caller(COMMAND),
+        requester=requester or Requester(COMMAND),
         idempotency_key=key,
     )
 
 
-def queued(**columns: Any) -> Call:
-    call: Call = ask()[0]
+def add_queued_call(**columns: Any) -> Call:
+    call: Call = queue_call()[0]
     Call.objects.filter(pk=call.pk).update(**columns)
     call.refresh_from_db()
     return call
 
 
-def running(lease_id: uuid.UUID | None, **columns: Any) -> Call:
-    return queued(status=Status.RUNNING, lease_id=lease_id, started_at=timezone.now(), **columns)
+def add_running_call(lease_id: uuid.UUID | None, **columns: Any) -> Call:
+    return add_queued_call(status=Status.RUNNING, lease_id=lease_id, started_at=timezone.now(), **columns)
 
 
-def row(call: Call) -> Call:
+def row_of(call: Call) -> Call:
     return Call.objects.get(pk=call.pk)
 
 
 def lose_the_lease() -> None:
-    Hall.objects.update(lease_id=uuid.uuid4())
+    give_lease_to_another_runtime()
 
 
-def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """What each returns or raises, all begun together in threads of their own."""
-    barrier = threading.Barrier(len(works))
-    ends: list[Any] = [None] * len(works)
+def run_together(*functions: Callable[[], Any]) -> list[Any]:
+    """The results or errors of the functions, all begun together in threads of their own."""
+    barrier = threading.Barrier(len(functions))
+    results: list[Any] = [None] * len(functions)
 
-    def run(index: int, work: Callable[[], Any]) -> None:
+    def run(index: int, function: Callable[[], Any]) -> None:
         barrier.wait(10)
         try:
-            ends[index] = work()
-        except Exception as error:  # noqa: BLE001 - the test looks at it
-            ends[index] = error
+            results[index] = function()
+        except Exception as error:  # noqa: BLE001 - the test checks it
+            results[index] = error
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(works)]
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(functions)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    return ends
+    return results
 
 
 # Queue ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_queued_as_a_row_that_says_who_asked_for_what_and_how(echo: Tool, bob: User) -> None:
-    call, created = ask({"text": "hi"}, caller=Caller(REST, bob))
-    found = row(call)
+def test_a_queued_call_is_a_row_with_its_requester_tool_and_arguments(echo: Tool, bob: User) -> None:
+    call, created = queue_call({"text": "hi"}, requester=Requester(REST, bob))
+    row = row_of(call)
     assert created
-    assert (found.status, found.member, found.tool_name) == ("queued", echo.member, "echo")
-    assert found.arguments == {"text": "hi"}
-    assert (found.source, found.requested_by, found.requester) == ("rest", bob, "bob")
-    assert (found.started_at, found.finished_at, found.lease_id, found.result) == (None, None, None, None)
-    assert found.queued_at is not None
+    assert (row.status, row.member, row.tool_name) == ("queued", echo.member, "echo")
+    assert row.arguments == {"text": "hi"}
+    assert (row.source, row.requested_by, row.requester) == ("rest", bob, "bob")
+    assert (row.started_at, row.finished_at, row.lease_id, row.result) == (None, None, None, None)
+    assert row.queued_at is not None
 
 
-def test_the_timeout_is_the_tools_the_members_or_thirty_seconds(echo: Tool) -> None:
-    assert ask()[0].timeout == 30
+def test_the_timeout_is_that_of_the_tool_or_the_member_or_thirty_seconds(echo: Tool) -> None:
+    assert queue_call()[0].timeout == 30
     GuildMember.objects.update(manifest={"timeout": 7})
-    assert ask()[0].timeout == 7
+    assert queue_call()[0].timeout == 7
     GuildMember.objects.update(manifest={"timeout": 7, "tool_timeouts": {"echo": 0.5}})
-    assert ask()[0].timeout == 0.5
+    assert queue_call()[0].timeout == 0.5
 
 
-def test_whoever_has_no_account_is_named_by_the_system(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask()[0].requester == f"{getpass.getuser()} (system user)"
+def test_a_requester_without_an_account_has_the_name_of_the_system_user(
+    echo: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert queue_call()[0].requester == f"{getpass.getuser()} (system user)"
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 1_234_567)  # a container's user without a name
-    assert ask()[0].requester == "system user"
+    assert queue_call()[0].requester == "system user"
 
 
 def disable_member() -> None:
@@ -187,7 +193,7 @@ def break_member() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "said"),
+    ("change", "error", "text"),
     [
         (disable_member, MemberDisabledError, "member 'anna' is disabled; enable it first"),
         (remove_member, UnknownMemberError, "no member 'anna' is in the roster"),
@@ -203,26 +209,26 @@ def break_member() -> None:
         (break_member, UnknownToolError, "member 'anna' lists no tool 'echo': it fell over"),
     ],
 )
-def test_what_cannot_be_called_is_refused_with_the_reason(
-    echo: Tool, change: Callable[[], None], error: type[RequestRefusedError], said: str
+def test_a_call_of_an_unavailable_tool_is_refused_with_the_reason(
+    echo: Tool, change: Callable[[], None], error: type[RequestRefusedError], text: str
 ) -> None:
     change()
-    with pytest.raises(error) as caught:
-        ask()
-    assert str(caught.value) == said
+    with pytest.raises(error) as raised:
+        queue_call()
+    assert str(raised.value) == text
     assert not Call.objects.exists()
 
 
-def test_a_member_that_is_disabled_and_lists_nothing_is_disabled_first(anna: GuildMember) -> None:
+def test_a_member_that_is_disabled_and_lists_no_tool_is_refused_as_disabled(anna: GuildMember) -> None:
     disable_member()
     with pytest.raises(MemberDisabledError):
-        ask()
+        queue_call()
 
 
 @pytest.mark.parametrize("status", GuildMember.Status.values)
-def test_a_call_is_accepted_whatever_the_member_does_now(echo: Tool, status: str) -> None:
+def test_a_call_is_accepted_for_every_status_of_the_member(echo: Tool, status: str) -> None:
     GuildMember.objects.update(status=status)
-    assert ask()[0].status == "queued"
+    assert queue_call()[0].status == "queued"
 
 
 @pytest.mark.parametrize(
@@ -241,269 +247,280 @@ def test_a_call_is_accepted_whatever_the_member_does_now(echo: Tool, status: str
         ({"text": "a", "x": float("inf")}, "", "too large to be stored"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_with_place_and_reason(
-    echo: Tool, arguments: Any, path: str, reason: str
-) -> None:
-    with pytest.raises(InvalidArgumentsError, match=reason) as caught:
-        ask(arguments)
-    assert caught.value.path == path
-    assert str(caught.value).startswith("arguments of 'echo' of member 'anna'")
+def test_invalid_arguments_are_refused_with_path_and_reason(echo: Tool, arguments: Any, path: str, reason: str) -> None:
+    with pytest.raises(InvalidArgumentsError, match=reason) as raised:
+        queue_call(arguments)
+    assert raised.value.path == path
+    assert str(raised.value).startswith("arguments of 'echo' of member 'anna'")
     assert not Call.objects.exists()
 
 
 def test_arguments_that_nest_too_deep_are_refused(echo: Tool) -> None:
-    deep: Any = []
+    arguments: Any = []
     for _ in range(150):
-        deep = [deep]
+        arguments = [arguments]
     with pytest.raises(InvalidArgumentsError, match="deep"):
-        ask({"text": "a", "x": deep})
+        queue_call({"text": "a", "x": arguments})
 
 
-def test_a_tool_whose_schema_is_known_to_be_broken_is_called_unvalidated(echo: Tool) -> None:
+def test_a_tool_with_a_broken_schema_is_called_without_validation(echo: Tool) -> None:
     Tool.objects.update(schema_error="nonsense")
-    assert ask({"whatever": 1})[1]
+    assert queue_call({"whatever": 1})[1]
 
 
-def test_a_schema_that_breaks_in_use_is_written_down_and_validates_no_more(
+def test_a_schema_that_breaks_in_use_is_recorded_and_not_used_again(
     echo: Tool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(schema: Any, arguments: Any) -> None:
+    def fail_validation(schema: Any, arguments: Any) -> None:
         raise validation.BrokenSchemaError("the input schema cannot be applied")
 
-    monkeypatch.setattr(validation, "validate", broken)
-    assert ask({"whatever": 1})[1]
+    monkeypatch.setattr(validation, "validate", fail_validation)
+    assert queue_call({"whatever": 1})[1]
     assert Tool.objects.get().schema_error == "the input schema cannot be applied"
     assert "tool 'echo' of member 'anna'" in caplog.text
 
 
-def test_a_schema_that_took_too_long_to_check_in_a_busy_moment_validates_again(echo: Tool) -> None:
+def test_a_schema_whose_check_took_too_long_is_used_again(echo: Tool) -> None:
     Tool.objects.update(schema_error=validation.TOO_LONG_TO_CHECK)
-    assert ask({"text": "a"})[1]
+    assert queue_call({"text": "a"})[1]
     assert Tool.objects.get().schema_error == ""
     with pytest.raises(InvalidArgumentsError):
-        ask({"text": 1})
+        queue_call({"text": 1})
 
 
 def test_a_definition_is_not_read_for_a_call(echo: Tool, bob: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of a megabyte holds the interpreter for longer than the rest of a call takes."""
+    """A definition of a megabyte holds the interpreter for longer than the rest of a call takes."""
     field = Tool._meta.get_field("definition")
     monkeypatch.setattr(field, "from_db_value", lambda *_: pytest.fail("read"))
-    call, _ = transitions.queue(member_name="anna", tool_name="echo", arguments={"text": "x"}, caller=Caller(REST, bob))
+    call, _ = transitions.queue(
+        member_name="anna", tool_name="echo", arguments={"text": "x"}, requester=Requester(REST, bob)
+    )
     assert call.status == Status.QUEUED
 
 
 @pytest.mark.parametrize("schema", ["text", '{"required": ["b"]}', 7, None, [], {}])
-def test_what_is_no_schema_asks_for_nothing(echo: Tool, bob: User, schema: Any) -> None:
-    fault = validation.check_schema(schema)
-    Tool.objects.filter(pk=echo.pk).update(definition={"name": "echo", "inputSchema": schema}, schema_error=fault)
-    call, _ = transitions.queue(member_name="anna", tool_name="echo", arguments={"a": 1}, caller=Caller(REST, bob))
+def test_an_input_schema_that_is_no_object_validates_nothing(echo: Tool, bob: User, schema: Any) -> None:
+    schema_error = validation.check_schema(schema)
+    Tool.objects.filter(pk=echo.pk).update(
+        definition={"name": "echo", "inputSchema": schema}, schema_error=schema_error
+    )
+    call, _ = transitions.queue(
+        member_name="anna", tool_name="echo", arguments={"a": 1}, requester=Requester(REST, bob)
+    )
     assert (call.status, call.secret_paths) == (Status.QUEUED, [])
 
 
-def test_where_secrets_are_is_remembered(echo: Tool) -> None:
-    call, _ = ask({"text": "a", "login": {"password": "sesame"}})
-    assert row(call).secret_paths
-    assert row(call).arguments["login"]["password"] == "sesame"  # the member needs it
+def test_the_paths_of_secret_arguments_are_stored_in_the_call(echo: Tool) -> None:
+    call, _ = queue_call({"text": "a", "login": {"password": "sesame"}})
+    assert row_of(call).secret_paths
+    assert row_of(call).arguments["login"]["password"] == "sesame"  # the member needs it
 
 
 # Idempotency ------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_key_gives_the_first_call_again(echo: Tool, bob: User) -> None:
-    first, created = ask(caller=Caller(REST, bob), key="k")
-    again, created_again = ask(caller=Caller(Call.Source.ADMIN, bob), key="k")
+    first, created = queue_call(requester=Requester(REST, bob), key="k")
+    second, created_again = queue_call(requester=Requester(Call.Source.ADMIN, bob), key="k")
     assert (created, created_again) == (True, False)
-    assert again == first
+    assert second == first
     assert Call.objects.count() == 1
 
 
-def test_the_same_key_for_another_call_is_a_conflict_that_names_the_first(echo: Tool, bob: User) -> None:
+def test_the_same_key_for_another_call_is_a_conflict_with_the_first_call(echo: Tool, bob: User) -> None:
     Tool.objects.create(member=echo.member, name="other", definition={"inputSchema": {"type": "object"}})
-    first, _ = ask(caller=Caller(REST, bob), key="k")
-    for changed in ({"arguments": {"text": "another"}}, {"tool": "other"}):
+    first, _ = queue_call(requester=Requester(REST, bob), key="k")
+    for change in ({"arguments": {"text": "another"}}, {"tool": "other"}):
         with pytest.raises(IdempotencyConflictError, match=f"call {first.pk}, anna echo"):
-            ask(caller=Caller(REST, bob), key="k", **changed)
+            queue_call(requester=Requester(REST, bob), key="k", **change)
     assert Call.objects.count() == 1
 
 
-def test_a_key_is_its_users_own(echo: Tool, bob: User) -> None:
+def test_two_users_may_use_the_same_key(echo: Tool, bob: User) -> None:
     alice = may_call(User.objects.create_user("alice"))
-    assert ask(caller=Caller(REST, bob), key="k")[1]
-    assert ask(caller=Caller(REST, alice), key="k")[1]
+    assert queue_call(requester=Requester(REST, bob), key="k")[1]
+    assert queue_call(requester=Requester(REST, alice), key="k")[1]
 
 
-def with_token(user: User, **values: Any) -> Caller:
-    return Caller(REST, user, principals.principal_of_token(Token.make(user=user, **values)[1]))
+def requester_with_token(user: User, **values: Any) -> Requester:
+    return Requester(REST, user, principals.principal_of_token(Token.make(user=user, **values)[1]))
 
 
-def test_a_key_is_its_tokens_own_whatever_the_scopes(echo: Tool, bob: User) -> None:
-    """A narrowed token is not given what a wider one of the same user was, nor told of it."""
-    wide, narrow = with_token(bob), with_token(bob, scope=Token.Scope.TOOLS, tools=[echo])
-    callers = [wide, narrow, with_token(bob), Caller(REST, bob)]
-    made = [ask(caller=caller, key="k") for caller in callers]
-    assert [created for _, created in made] == [True] * 4
-    assert [ask(caller=caller, key="k") for caller in callers] == [(call, False) for call, _ in made]
-    with pytest.raises(IdempotencyConflictError, match=f"call {made[1][0].pk}, anna echo"):
-        ask({"text": "another"}, caller=narrow, key="k")
+def test_two_tokens_of_a_user_may_use_the_same_key(echo: Tool, bob: User) -> None:
+    """A token with a narrower scope does not get the call of a wider token of the same user."""
+    wide_requester, narrow_requester = (
+        requester_with_token(bob),
+        requester_with_token(bob, scope=Token.Scope.TOOLS, tools=[echo]),
+    )
+    requesters = [wide_requester, narrow_requester, requester_with_token(bob), Requester(REST, bob)]
+    calls = [queue_call(requester=requester, key="k") for requester in requesters]
+    assert [created for _, created in calls] == [True] * 4
+    assert [queue_call(requester=requester, key="k") for requester in requesters] == [
+        (call, False) for call, _ in calls
+    ]
+    with pytest.raises(IdempotencyConflictError, match=f"call {calls[1][0].pk}, anna echo"):
+        queue_call({"text": "another"}, requester=narrow_requester, key="k")
 
 
-def test_a_token_whose_rights_were_narrowed_since_is_refused_before_its_key_is_looked_up(echo: Tool, bob: User) -> None:
+def test_a_key_of_a_token_that_lost_its_rights_is_refused(echo: Tool, bob: User) -> None:
     row, token = Token.make(user=bob)
-    first, _ = ask(caller=Caller(REST, bob, principals.principal_of_token(token)), key="k")
+    first, _ = queue_call(requester=Requester(REST, bob, principals.principal_of_token(token)), key="k")
     row.scope = Token.Scope.MEMBERS
     row.save()
     with pytest.raises(NotAllowedError):
-        ask(caller=Caller(REST, bob, principals.principal_of_token(token)), key="k")
+        queue_call(requester=Requester(REST, bob, principals.principal_of_token(token)), key="k")
     row.members.add(echo.member)
-    assert ask(caller=Caller(REST, bob, principals.principal_of_token(token)), key="k") == (first, False)
+    assert queue_call(requester=Requester(REST, bob, principals.principal_of_token(token)), key="k") == (first, False)
 
 
-def test_a_token_can_be_deleted_though_its_key_is_used_without_a_token_too(echo: Tool, bob: User) -> None:
-    own, _ = ask(caller=Caller(REST, bob), key="k")
-    with_tokens = [ask(caller=with_token(bob), key="k")[0] for _ in range(2)]
+def test_a_token_whose_key_is_also_used_without_a_token_can_be_deleted(echo: Tool, bob: User) -> None:
+    call_without_token, _ = queue_call(requester=Requester(REST, bob), key="k")
+    calls_with_tokens = [queue_call(requester=requester_with_token(bob), key="k")[0] for _ in range(2)]
     Token.objects.all().delete()
-    assert ask(caller=Caller(REST, bob), key="k") == (own, False)
-    assert [(row(call).token_id, row(call).idempotency_key) for call in with_tokens] == [(None, None)] * 2
+    assert queue_call(requester=Requester(REST, bob), key="k") == (call_without_token, False)
+    assert [(row_of(call).token_id, row_of(call).idempotency_key) for call in calls_with_tokens] == [(None, None)] * 2
     bob.delete()
     assert Call.objects.count() == 3
 
 
-def test_a_key_without_a_user_is_nobodys_and_finds_nothing_again(echo: Tool) -> None:
-    assert [ask(key="k")[1] for _ in range(2)] == [True, True]
+def test_a_key_without_a_user_is_ignored(echo: Tool) -> None:
+    assert [queue_call(key="k")[1] for _ in range(2)] == [True, True]
 
 
-def test_a_repeat_of_a_call_that_is_over_is_the_same_though_its_secrets_are_masked(
-    echo: Tool, bob: User, lease_id: uuid.UUID
-) -> None:
+def test_a_repeat_gives_the_first_call_after_its_secrets_are_masked(echo: Tool, bob: User, lease_id: uuid.UUID) -> None:
     arguments = {"text": "a", "login": {"password": "sesame"}}
-    first, _ = ask(arguments, caller=Caller(REST, bob), key="k")
+    first, _ = queue_call(arguments, requester=Requester(REST, bob), key="k")
     statements.claim([first.pk], lease_id)
     transitions.finish(first, Outcome.succeeded({}), lease_id)
-    assert row(first).arguments["login"]["password"] == secrets.MASK
-    assert ask(arguments, caller=Caller(REST, bob), key="k") == (first, False)
+    assert row_of(first).arguments["login"]["password"] == secrets.MASK
+    assert queue_call(arguments, requester=Requester(REST, bob), key="k") == (first, False)
 
 
-def test_a_repeat_gives_the_first_call_though_its_tool_may_not_be_called_any_more(echo: Tool, bob: User) -> None:
-    first, _ = ask(caller=Caller(REST, bob), key="k")
+def test_a_repeat_gives_the_first_call_after_its_tool_is_disabled(echo: Tool, bob: User) -> None:
+    first, _ = queue_call(requester=Requester(REST, bob), key="k")
     disable_tool()
-    assert ask(caller=Caller(REST, bob), key="k") == (first, False)
+    assert queue_call(requester=Requester(REST, bob), key="k") == (first, False)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_with_one_key_and_two_tokens_at_once_each_token_gets_its_own(echo: Tool, bob: User) -> None:
+def test_of_many_requests_with_one_key_and_two_tokens_each_token_gets_one_call(echo: Tool, bob: User) -> None:
     lease.hall()
-    callers = [with_token(bob), with_token(bob)]
-    ends = at_once(*[partial(ask, caller=callers[number % 2], key="k") for number in range(6)])
-    assert sorted(created for _, created in ends) == [False] * 4 + [True] * 2
-    assert {call.token_id for call, _ in ends} == {caller.current_principal().token_id for caller in callers}
+    requesters = [requester_with_token(bob), requester_with_token(bob)]
+    results = run_together(*[partial(queue_call, requester=requesters[number % 2], key="k") for number in range(6)])
+    assert sorted(created for _, created in results) == [False] * 4 + [True] * 2
+    assert {call.token_id for call, _ in results} == {
+        requester.current_principal().token_id for requester in requesters
+    }
     assert Call.objects.count() == 2
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_with_one_key_at_once_one_is_made_and_all_get_it(echo: Tool, bob: User) -> None:
-    ends = at_once(*[lambda: ask(caller=Caller(REST, bob), key="k")] * 6)
-    made = Call.objects.get()
-    assert sorted(created for _, created in ends) == [False] * 5 + [True]
-    assert {call.pk for call, _ in ends} == {made.pk}
+def test_many_requests_with_one_key_at_once_get_the_same_call(echo: Tool, bob: User) -> None:
+    results = run_together(*[lambda: queue_call(requester=Requester(REST, bob), key="k")] * 6)
+    first_call = Call.objects.get()
+    assert sorted(created for _, created in results) == [False] * 5 + [True]
+    assert {call.pk for call, _ in results} == {first_call.pk}
 
 
 # Claim ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_takes_queued_rows_and_says_by_whom(echo: Tool, lease_id: uuid.UUID) -> None:
-    one, two, other = ask()[0], ask()[0], ask()[0]
-    assert statements.claim([one.pk, two.pk], lease_id) == 2
-    for call in (one, two):
-        found = row(call)
-        assert (found.status, found.lease_id) == ("running", lease_id)
-        assert found.started_at is not None
-    assert row(other).status == "queued"
+def test_a_claim_writes_the_lease_into_queued_rows(echo: Tool, lease_id: uuid.UUID) -> None:
+    first, second, other = queue_call()[0], queue_call()[0], queue_call()[0]
+    assert statements.claim([first.pk, second.pk], lease_id) == 2
+    for call in (first, second):
+        row = row_of(call)
+        assert (row.status, row.lease_id) == ("running", lease_id)
+        assert row.started_at is not None
+    assert row_of(other).status == "queued"
 
 
 @pytest.mark.parametrize("status", [status for status in Status if status != Status.QUEUED])
-def test_what_is_not_queued_is_not_claimed(echo: Tool, lease_id: uuid.UUID, status: Status) -> None:
-    call = queued(status=status)
+def test_only_queued_calls_are_claimed(echo: Tool, lease_id: uuid.UUID, status: Status) -> None:
+    call = add_queued_call(status=status)
     assert statements.claim([call.pk], lease_id) == 0
-    assert row(call).lease_id is None
+    assert row_of(call).lease_id is None
 
 
-def test_without_the_lease_nothing_is_claimed(echo: Tool, lease_id: uuid.UUID) -> None:
-    call = queued()
+def test_without_the_lease_no_call_is_claimed(echo: Tool, lease_id: uuid.UUID) -> None:
+    call = add_queued_call()
     lose_the_lease()
     assert statements.claim([call.pk], lease_id) == 0
-    assert row(call).status == "queued"
+    assert row_of(call).status == "queued"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_row_is_claimed_once_however_many_try(echo: Tool, lease_id: uuid.UUID) -> None:
-    ids = [ask()[0].pk for _ in range(5)]
-    assert sum(at_once(*[lambda: statements.claim(ids, lease_id)] * 6)) == 5
+def test_of_many_claims_at_once_only_one_gets_the_row(echo: Tool, lease_id: uuid.UUID) -> None:
+    ids = [queue_call()[0].pk for _ in range(5)]
+    assert sum(run_together(*[lambda: statements.claim(ids, lease_id)] * 6)) == 5
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_call_that_is_claimed_and_cancelled_at_once_is_one_or_the_other(echo: Tool, lease_id: uuid.UUID) -> None:
+def test_a_call_that_is_claimed_and_cancelled_at_once_has_one_consistent_outcome(
+    echo: Tool, lease_id: uuid.UUID
+) -> None:
     for _ in range(5):
-        call = queued()
-        claimed, cancelled = at_once(
+        call = add_queued_call()
+        claim_count, cancel_result = run_together(
             lambda pk=call.pk: statements.claim([pk], lease_id),  # type: ignore[misc]
-            lambda it=call: transitions.cancel(it),  # type: ignore[misc]
+            lambda queued_call=call: transitions.cancel(queued_call),  # type: ignore[misc]
         )
-        found = row(call)
-        if claimed:
-            assert (found.status, found.cancel_requested_at is not None) == ("running", True)
+        row = row_of(call)
+        if claim_count:
+            assert (row.status, row.cancel_requested_at is not None) == ("running", True)
         else:
-            assert (found.status, found.started_at) == ("cancelled", None)
-        assert not isinstance(cancelled, Exception)
+            assert (row.status, row.started_at) == ("cancelled", None)
+        assert not isinstance(cancel_result, Exception)
 
 
 # Finish -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_result_is_written_down(echo: Tool, lease_id: uuid.UUID) -> None:
-    call = running(lease_id)
+def test_a_result_is_written_to_the_row(echo: Tool, lease_id: uuid.UUID) -> None:
+    call = add_running_call(lease_id)
     assert transitions.finish(call, Outcome.succeeded({"content": []}), lease_id)
-    found = row(call)
-    assert (found.status, found.result, found.error_kind) == ("succeeded", {"content": []}, "")
-    assert found.duration is not None
+    row = row_of(call)
+    assert (row.status, row.result, row.error_kind) == ("succeeded", {"content": []}, "")
+    assert row.duration is not None
 
 
-def test_an_end_is_final(echo: Tool, lease_id: uuid.UUID) -> None:
-    call = running(lease_id)
+def test_a_final_status_does_not_change(echo: Tool, lease_id: uuid.UUID) -> None:
+    call = add_running_call(lease_id)
     assert transitions.finish(call, Outcome.succeeded({}), lease_id)
     assert not transitions.finish(call, Outcome.failed(ErrorKind.TIMEOUT, "late"), lease_id)
-    assert row(call).status == "succeeded"
+    assert row_of(call).status == "succeeded"
 
 
-def test_what_another_runtime_claimed_is_not_ours_to_finish(echo: Tool, lease_id: uuid.UUID) -> None:
-    call = running(uuid.uuid4())
+def test_a_runtime_cannot_finish_a_call_of_another_runtime(echo: Tool, lease_id: uuid.UUID) -> None:
+    call = add_running_call(uuid.uuid4())
     assert not transitions.finish(call, Outcome.succeeded({}), lease_id)
-    assert row(call).status == "running"
+    assert row_of(call).status == "running"
 
 
-def test_without_the_lease_nothing_is_finished_or_refused(echo: Tool, lease_id: uuid.UUID) -> None:
-    ran, waits = running(lease_id), queued()
+def test_without_the_lease_no_call_is_finished_or_refused(echo: Tool, lease_id: uuid.UUID) -> None:
+    running_call, queued_call = add_running_call(lease_id), add_queued_call()
     lose_the_lease()
-    assert not transitions.finish(ran, Outcome.succeeded({}), lease_id)
-    assert not transitions.refuse(waits, Outcome.failed(ErrorKind.UNAVAILABLE, "no"), lease_id)
-    assert (row(ran).status, row(waits).status) == ("running", "queued")
+    assert not transitions.finish(running_call, Outcome.succeeded({}), lease_id)
+    assert not transitions.refuse(queued_call, Outcome.failed(ErrorKind.UNAVAILABLE, "no"), lease_id)
+    assert (row_of(running_call).status, row_of(queued_call).status) == ("running", "queued")
 
 
-def test_a_call_that_was_never_claimed_is_refused_once(echo: Tool, lease_id: uuid.UUID) -> None:
-    call = queued()
+def test_a_queued_call_can_be_refused_only_once(echo: Tool, lease_id: uuid.UUID) -> None:
+    call = add_queued_call()
     assert transitions.refuse(call, Outcome.failed(ErrorKind.UNAVAILABLE, "it is disabled"), lease_id)
     assert not transitions.refuse(call, Outcome.failed(ErrorKind.UNAVAILABLE, "again"), lease_id)
-    found = row(call)
-    assert (found.status, found.error_kind, found.error_message) == ("failed", "unavailable", "it is disabled")
-    assert (found.started_at, found.duration) == (None, None)
-    assert found.finished_at is not None
+    row = row_of(call)
+    assert (row.status, row.error_kind, row.error_message) == ("failed", "unavailable", "it is disabled")
+    assert (row.started_at, row.duration) == (None, None)
+    assert row.finished_at is not None
 
 
-@pytest.mark.parametrize("end", ["finish", "refuse", "cancel", "lost", "own"])
-def test_secrets_are_masked_however_the_call_ends(echo: Tool, lease_id: uuid.UUID, end: str) -> None:
-    call, _ = ask({"text": "a", "login": {"password": "sesame"}})
-    if end in ("finish", "lost", "own"):
-        Call.objects.update(status="running", lease_id=uuid.uuid4() if end == "lost" else lease_id)
-    match end:
+@pytest.mark.parametrize("ending", ["finish", "refuse", "cancel", "lost", "own"])
+def test_secrets_are_masked_after_every_outcome(echo: Tool, lease_id: uuid.UUID, ending: str) -> None:
+    call, _ = queue_call({"text": "a", "login": {"password": "sesame"}})
+    if ending in ("finish", "lost", "own"):
+        Call.objects.update(status="running", lease_id=uuid.uuid4() if ending == "lost" else lease_id)
+    match ending:
         case "finish":
             transitions.finish(call, Outcome.succeeded({}), lease_id)
         case "refuse":
@@ -511,17 +528,17 @@ def test_secrets_are_masked_however_the_call_ends(echo: Tool, lease_id: uuid.UUI
         case "cancel":
             transitions.cancel(call)
         case "lost":
-            transitions.end_calls_of_other_leases(lease_id, "gone")
+            transitions.end_lost_calls(lease_id, "gone")
         case "own":
             transitions.end_calls_of_lease(lease_id, "gone")
-    found = row(call)
-    assert found.is_finished
-    assert found.arguments == {"text": "a", "login": {"password": secrets.MASK}}
+    row = row_of(call)
+    assert row.is_finished
+    assert row.arguments == {"text": "a", "login": {"password": secrets.MASK}}
 
 
-# What an error means ----------------------------------------------------------------------------------------------
+# Outcomes of errors -----------------------------------------------------------------------------------------------
 
-MADE: dict[type[ClientError], tuple[ClientError, Status, str]] = {
+OUTCOMES: dict[type[ClientError], tuple[ClientError, Status, str]] = {
     errors.ConnectError: (errors.ConnectError("refused"), Status.FAILED, "transport"),
     errors.HttpStatusError: (errors.HttpStatusError(500), Status.FAILED, "transport"),
     errors.TransportError: (errors.TransportError("broken"), Status.FAILED, "transport"),
@@ -535,121 +552,132 @@ MADE: dict[type[ClientError], tuple[ClientError, Status, str]] = {
 }
 
 
-def test_every_error_of_the_client_has_a_meaning() -> None:
+def test_every_error_of_the_client_has_an_outcome() -> None:
     classes = {cls for cls in vars(errors).values() if inspect.isclass(cls) and issubclass(cls, ClientError)}
-    assert set(MADE) == classes
+    assert set(OUTCOMES) == classes
 
 
-@pytest.mark.parametrize("cls", MADE, ids=lambda cls: cls.__name__)
-def test_what_an_error_means_for_the_call(cls: type[ClientError]) -> None:
-    error, status, kind = MADE[cls]
+@pytest.mark.parametrize("cls", OUTCOMES, ids=lambda cls: cls.__name__)
+def test_each_error_gives_its_outcome(cls: type[ClientError]) -> None:
+    error, status, kind = OUTCOMES[cls]
     outcome = Outcome.of_error(error, member="anna", tool="echo")
     assert (outcome.status, outcome.error_kind) == (status, kind)
-    may_have_run = "; it may have run" if kind == "timeout" else ""
-    assert outcome.error_message == f"tool 'echo' of member 'anna': {error}{may_have_run}"
+    suffix = "; it may have run" if kind == "timeout" else ""
+    assert outcome.error_message == f"tool 'echo' of member 'anna': {error}{suffix}"
 
 
 @pytest.mark.parametrize(
-    "cls", [cls for cls in MADE if cls is not errors.RequestCancelledError], ids=lambda cls: cls.__name__
+    "cls", [cls for cls in OUTCOMES if cls is not errors.RequestCancelledError], ids=lambda cls: cls.__name__
 )
-def test_a_call_that_was_never_sent_ends_as_unavailable_whatever_the_error(
+def test_a_call_that_was_not_sent_ends_as_unavailable_for_every_error(
     cls: type[ClientError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = MADE[cls][0]
+    error = OUTCOMES[cls][0]
     monkeypatch.setattr(error, "was_sent", False)
     outcome = Outcome.of_error(error, member="anna", tool="echo")
     assert (outcome.status, outcome.error_kind) == (Status.FAILED, "unavailable")
     assert outcome.error_message == f"tool 'echo' of member 'anna': {error}; the call was not sent"
 
 
-def test_every_kind_of_failure_is_said_by_somebody() -> None:
-    by_the_hall = {ErrorKind.UNAVAILABLE, ErrorKind.LOST}
-    assert {kind for _, _, kind in MADE.values() if kind} | by_the_hall == set(ErrorKind)
+def test_every_error_kind_is_used() -> None:
+    kinds_of_hall = {ErrorKind.UNAVAILABLE, ErrorKind.LOST}
+    assert {kind for _, _, kind in OUTCOMES.values() if kind} | kinds_of_hall == set(ErrorKind)
 
 
-def test_a_tools_failure_keeps_its_whole_result(echo: Tool, lease_id: uuid.UUID) -> None:
+def test_the_failure_of_a_tool_has_the_whole_result(echo: Tool, lease_id: uuid.UUID) -> None:
     result = {"isError": True, "content": [{"type": "text", "text": "no"}], "structuredContent": {"a": 1}}
-    call = running(lease_id)
+    call = add_running_call(lease_id)
     transitions.finish(call, Outcome.of_error(ToolError("no", result), member="anna", tool="echo"), lease_id)
-    assert row(call).result == result
+    assert row_of(call).result == result
 
 
-@pytest.mark.parametrize(("code", "kept"), [(-32602, -32602), (2**31 - 1, 2**31 - 1), (2**31, None), (-(2**40), None)])
-def test_a_json_rpc_error_keeps_its_data_and_a_code_that_fits(
-    echo: Tool, lease_id: uuid.UUID, code: int, kept: int | None
+@pytest.mark.parametrize(
+    ("code", "stored_code"), [(-32602, -32602), (2**31 - 1, 2**31 - 1), (2**31, None), (-(2**40), None)]
+)
+def test_a_json_rpc_error_is_stored_with_its_data_and_a_code_that_fits(
+    echo: Tool, lease_id: uuid.UUID, code: int, stored_code: int | None
 ) -> None:
-    call = running(lease_id)
+    call = add_running_call(lease_id)
     error = RemoteError(code, "no", {"hint": [1, None]})
     transitions.finish(call, Outcome.of_error(error, member="anna", tool="echo"), lease_id)
-    found = row(call)
-    assert (found.error_code, found.error_data) == (kept, {"hint": [1, None]})
-    assert str(code) in found.error_message
+    row = row_of(call)
+    assert (row.error_code, row.error_data) == (stored_code, {"hint": [1, None]})
+    assert str(code) in row.error_message
 
 
 # Lost -------------------------------------------------------------------------------------------------------------
 
 
-def test_what_another_lease_claimed_ends_as_lost_and_the_rest_goes_on(echo: Tool, lease_id: uuid.UUID) -> None:
-    theirs, nobodys, ours, waits = running(uuid.uuid4()), running(None), running(lease_id), queued()
-    assert transitions.end_calls_of_other_leases(lease_id, "the runtime ended") == 2
-    for call in (theirs, nobodys):
-        found = row(call)
-        assert (found.status, found.error_kind) == ("failed", "lost")
-        assert found.error_message == "tool 'echo' of member 'anna': the runtime ended"
-    assert (row(ours).status, row(waits).status) == ("running", "queued")
+def test_calls_of_other_leases_end_as_lost_and_all_others_continue(echo: Tool, lease_id: uuid.UUID) -> None:
+    call_of_other_lease, call_without_lease, own_call, queued_call = (
+        add_running_call(uuid.uuid4()),
+        add_running_call(None),
+        add_running_call(lease_id),
+        add_queued_call(),
+    )
+    assert transitions.end_lost_calls(lease_id, "the runtime ended") == 2
+    for call in (call_of_other_lease, call_without_lease):
+        row = row_of(call)
+        assert (row.status, row.error_kind) == ("failed", "lost")
+        assert row.error_message == "tool 'echo' of member 'anna': the runtime ended"
+    assert (row_of(own_call).status, row_of(queued_call).status) == ("running", "queued")
 
 
-def test_a_runtime_that_lost_its_lease_does_not_end_the_calls_of_the_next_one(echo: Tool, lease_id: uuid.UUID) -> None:
+def test_a_runtime_without_the_lease_does_not_end_calls_of_the_next_runtime(echo: Tool, lease_id: uuid.UUID) -> None:
     lose_the_lease()
-    call = running(Hall.objects.get().lease_id)
-    assert transitions.end_calls_of_other_leases(lease_id, "the runtime ended") == 0
-    assert row(call).status == "running"
+    call = add_running_call(current_lease_id())
+    assert transitions.end_lost_calls(lease_id, "the runtime ended") == 0
+    assert row_of(call).status == "running"
 
 
-def test_the_last_word_of_a_stop_is_about_our_own_calls_alone(echo: Tool, lease_id: uuid.UUID) -> None:
-    theirs, ours = running(uuid.uuid4()), running(lease_id)
+def test_a_stop_ends_only_the_calls_of_its_own_lease(echo: Tool, lease_id: uuid.UUID) -> None:
+    call_of_other_lease, own_call = add_running_call(uuid.uuid4()), add_running_call(lease_id)
     transitions.end_calls_of_lease(lease_id, "stopped")
-    assert (row(theirs).status, row(ours).status, row(ours).error_kind) == ("running", "failed", "lost")
+    assert (row_of(call_of_other_lease).status, row_of(own_call).status, row_of(own_call).error_kind) == (
+        "running",
+        "failed",
+        "lost",
+    )
 
 
 # Cancel -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_queued_call_is_cancelled_at_once(echo: Tool) -> None:
-    cancelled = transitions.cancel(queued())
+    cancelled = transitions.cancel(add_queued_call())
     assert (cancelled.status, cancelled.error_message) == ("cancelled", "cancelled before the call started")
     assert cancelled.finished_at is not None
 
 
-def test_a_running_call_is_asked_to_end_once(echo: Tool, lease_id: uuid.UUID) -> None:
-    call = running(lease_id)
-    asked = transitions.cancel(call).cancel_requested_at
-    assert asked is not None
-    assert transitions.cancel(call).cancel_requested_at == asked
-    assert row(call).status == "running"
+def test_the_cancellation_of_a_running_call_is_requested_once(echo: Tool, lease_id: uuid.UUID) -> None:
+    call = add_running_call(lease_id)
+    request_time = transitions.cancel(call).cancel_requested_at
+    assert request_time is not None
+    assert transitions.cancel(call).cancel_requested_at == request_time
+    assert row_of(call).status == "running"
 
 
 @pytest.mark.parametrize("status", Call.FINISHED)
-def test_what_is_over_cannot_be_cancelled(echo: Tool, status: Status) -> None:
-    call = queued(status=status, finished_at=timezone.now())
+def test_a_finished_call_cannot_be_cancelled(echo: Tool, status: Status) -> None:
+    call = add_queued_call(status=status, finished_at=timezone.now())
     with pytest.raises(NotCancellableError, match=f"call {call.pk} has ended"):
         transitions.cancel(call)
-    assert row(call).status == status
+    assert row_of(call).status == status
 
 
-def test_a_call_that_ended_unnoticed_cannot_be_cancelled_either(echo: Tool, lease_id: uuid.UUID) -> None:
-    call = running(lease_id)
-    stale = row(call)
+def test_a_call_that_finished_during_a_cancellation_is_not_cancelled(echo: Tool, lease_id: uuid.UUID) -> None:
+    call = add_running_call(lease_id)
+    old_row = row_of(call)
     transitions.finish(call, Outcome.succeeded({}), lease_id)
     with pytest.raises(NotCancellableError):
-        transitions.cancel(stale)
-    assert stale.status == "succeeded"  # the caller sees how it is
+        transitions.cancel(old_row)
+    assert old_row.status == "succeeded"  # the object has the new status
 
 
 # Prune ------------------------------------------------------------------------------------------------------------
 
 
-def finished(number: int, *, age: float = 0, status: str = "succeeded", kind: str = "") -> list[int]:
+def add_finished_calls(number: int, *, age: float = 0, status: str = "succeeded", kind: str = "") -> list[int]:
     moment = timezone.now() - timedelta(days=age)
     member = GuildMember.objects.get(name="anna")
     rows = [
@@ -661,110 +689,110 @@ def finished(number: int, *, age: float = 0, status: str = "succeeded", kind: st
     return [call.pk for call in Call.objects.bulk_create(rows)]
 
 
-def left() -> list[int]:
+def remaining_ids() -> list[int]:
     return list(Call.objects.order_by("id").values_list("id", flat=True))
 
 
-def test_what_is_older_than_so_many_days_goes(echo: Tool) -> None:
-    finished(3, age=10)
-    young = finished(2, age=8)
+def test_calls_that_are_too_old_are_deleted(echo: Tool) -> None:
+    add_finished_calls(3, age=10)
+    new_ids = add_finished_calls(2, age=8)
     assert transitions.prune(days=9, keep=1000) == 3
-    assert left() == young
+    assert remaining_ids() == new_ids
 
 
-def test_the_oldest_beyond_the_newest_so_many_go(echo: Tool) -> None:
-    ids = finished(10)
+def test_the_oldest_calls_beyond_the_limit_are_deleted(echo: Tool) -> None:
+    ids = add_finished_calls(10)
     assert transitions.prune(days=30, keep=4) == 6
-    assert left() == ids[-4:]
+    assert remaining_ids() == ids[-4:]
 
 
 @pytest.mark.parametrize(("number", "keep"), [(0, 5), (5, 5), (4, 5)])
-def test_no_more_goes_than_has_to(echo: Tool, number: int, keep: int) -> None:
-    finished(number)
+def test_no_calls_within_the_limits_are_deleted(echo: Tool, number: int, keep: int) -> None:
+    add_finished_calls(number)
     assert transitions.prune(days=30, keep=keep) == 0
-    assert len(left()) == number
+    assert len(remaining_ids()) == number
 
 
-def test_none_is_kept_when_none_is_to_be(echo: Tool) -> None:
-    finished(3)
+def test_a_limit_of_zero_deletes_all_calls(echo: Tool) -> None:
+    add_finished_calls(3)
     assert transitions.prune(days=30, keep=0) == 3
 
 
-def test_what_is_not_over_stays_however_old(echo: Tool, lease_id: uuid.UUID) -> None:
+def test_unfinished_calls_are_not_deleted(echo: Tool, lease_id: uuid.UUID) -> None:
     long_ago = timezone.now() - timedelta(days=1000)
-    kept = [queued(queued_at=long_ago).pk, running(lease_id, queued_at=long_ago).pk]
-    finished(2, age=500)
+    unfinished_ids = [add_queued_call(queued_at=long_ago).pk, add_running_call(lease_id, queued_at=long_ago).pk]
+    add_finished_calls(2, age=500)
     transitions.prune(days=1, keep=0)
-    assert left() == kept
+    assert remaining_ids() == unfinished_ids
 
 
-def test_many_go_in_batches(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_calls_are_deleted_in_batches(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "PRUNE_BATCH", 10)
-    finished(25, age=10)
-    finished(25)
+    add_finished_calls(25, age=10)
+    add_finished_calls(25)
     assert transitions.prune(days=5, keep=3) == 47
-    assert len(left()) == 3
+    assert len(remaining_ids()) == 3
 
 
-def test_figures_count_on_when_their_rows_are_gone(echo: Tool) -> None:
-    finished(3)
-    finished(2, status="failed", kind="tool")
-    finished(1, status="failed", kind="lost")
-    finished(4, status="cancelled")
+def test_totals_stay_the_same_after_rows_are_deleted(echo: Tool) -> None:
+    add_finished_calls(3)
+    add_finished_calls(2, status="failed", kind="tool")
+    add_finished_calls(1, status="failed", kind="lost")
+    add_finished_calls(4, status="cancelled")
     expected = {("anna", "succeeded"): 3, ("anna", "tool"): 2, ("anna", "lost"): 1, ("anna", "cancelled"): 4}
     assert transitions.call_counts() == expected
     for keep in (7, 2, 0):
         transitions.prune(days=30, keep=keep)
         assert transitions.call_counts() == expected
-    finished(1)
+    add_finished_calls(1)
     assert transitions.call_counts()["anna", "succeeded"] == 4
     transitions.prune(days=30, keep=0)
     assert transitions.call_counts()["anna", "succeeded"] == 4
     assert CallTotal.objects.count() == 4
 
 
-def test_figures_are_counted_by_member_and_leave_out_what_is_not_over(echo: Tool, lease_id: uuid.UUID) -> None:
+def test_totals_are_counted_by_member_and_without_unfinished_calls(echo: Tool, lease_id: uuid.UUID) -> None:
     other = GuildMember.objects.create(name="bob", directory="bob")
-    pk = finished(1)[0]
-    finished(1)
+    pk = add_finished_calls(1)[0]
+    add_finished_calls(1)
     Call.objects.filter(pk=pk).update(member=other)
-    queued()
-    running(lease_id)
+    add_queued_call()
+    add_running_call(lease_id)
     assert transitions.call_counts() == {("anna", "succeeded"): 1, ("bob", "succeeded"): 1}
 
 
 @pytest.mark.django_db(transaction=True)
-def test_figures_never_fall_while_others_prune(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_totals_never_fall_during_a_prune(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "PRUNE_BATCH", 5)
-    finished(100)
-    done = threading.Event()
+    add_finished_calls(100)
+    is_done = threading.Event()
 
     def prune() -> int:
         try:
             return transitions.prune(days=30, keep=0)
         finally:
-            done.set()
+            is_done.set()
 
-    def read() -> set[int]:
-        seen = set()
-        while not done.is_set():
-            seen.add(transitions.call_counts()["anna", "succeeded"])
-        return seen
+    def read_totals() -> set[int]:
+        totals = set()
+        while not is_done.is_set():
+            totals.add(transitions.call_counts()["anna", "succeeded"])
+        return totals
 
-    pruned, seen = at_once(prune, read)
-    assert pruned == 100
-    assert seen <= {100}
+    deleted_count, totals = run_together(prune, read_totals)
+    assert deleted_count == 100
+    assert totals <= {100}
 
 
 @pytest.mark.django_db(transaction=True)
-def test_two_who_prune_at_once_count_each_call_once(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prunes_at_the_same_time_count_each_call_once(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "PRUNE_BATCH", 5)
-    finished(60)
-    assert sum(at_once(*[lambda: transitions.prune(days=30, keep=0)] * 3)) == 60
+    add_finished_calls(60)
+    assert sum(run_together(*[lambda: transitions.prune(days=30, keep=0)] * 3)) == 60
     assert transitions.call_counts() == {("anna", "succeeded"): 60}
 
 
-def test_old_status_changes_go_and_young_ones_stay(anna: GuildMember) -> None:
+def test_old_status_changes_are_deleted_and_new_ones_stay(anna: GuildMember) -> None:
     for age in (1, 10):
         StatusChange.objects.create(
             member=anna, old="error", new="starting", cause="x", created_at=timezone.now() - timedelta(days=age)
@@ -777,25 +805,31 @@ def test_old_status_changes_go_and_young_ones_stay(anna: GuildMember) -> None:
 
 
 @pytest.mark.parametrize("statuses", [[], [Status.QUEUED], [Status.RUNNING]])
-def test_work_is_found_without_reading_what_is_over(echo: Tool, lease_id: uuid.UUID, statuses: list[Status]) -> None:
-    finished(3)
-    active = [queued(), running(lease_id)]
+def test_active_calls_are_read_without_reading_finished_ones(
+    echo: Tool, lease_id: uuid.UUID, statuses: list[Status]
+) -> None:
+    add_finished_calls(3)
+    active = [add_queued_call(), add_running_call(lease_id)]
     rows = statements.active_calls(*statuses).order_by("id")
     assert [row.pk for row in rows] == [row.pk for row in active if not statuses or row.status in statuses]
     if connection.vendor == "sqlite":
-        # With its parameters bound, as it is asked: QuerySet.explain writes them into the text.
+        # With bound parameters, as in production. QuerySet.explain would write them into the text.
         sql, parameters = rows.query.sql_with_params()
         with connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {sql}", parameters)
             assert "INDEX call_active" in str(cursor.fetchall())
 
 
-# Which are over ---------------------------------------------------------------------------------------------------
+# Finished calls ---------------------------------------------------------------------------------------------------
 
 
-def test_of_many_calls_those_that_are_over_are_told(echo: Tool, lease_id: uuid.UUID) -> None:
-    over = [transitions.cancel(queued()).pk, *finished(2), *finished(1, status="failed", kind="tool")]
-    going_on = [queued().pk, running(lease_id).pk]
-    assert transitions.ids_of_finished([*over, *going_on, 999_999]) == set(over)
-    assert transitions.ids_of_finished(over[:1]) == set(over[:1])
+def test_ids_of_finished_returns_only_the_ids_of_finished_calls(echo: Tool, lease_id: uuid.UUID) -> None:
+    finished_ids = [
+        transitions.cancel(add_queued_call()).pk,
+        *add_finished_calls(2),
+        *add_finished_calls(1, status="failed", kind="tool"),
+    ]
+    active_ids = [add_queued_call().pk, add_running_call(lease_id).pk]
+    assert transitions.ids_of_finished([*finished_ids, *active_ids, 999_999]) == set(finished_ids)
+    assert transitions.ids_of_finished(finished_ids[:1]) == set(finished_ids[:1])
     assert transitions.ids_of_finished([]) == set()

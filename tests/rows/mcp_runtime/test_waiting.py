@@ -21,39 +21,39 @@ from tests.support.machine import Stopwatch
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class Watch(CallWatch):
-    """What it asks the database for: the ids of calls, at each look."""
+class RecordingWatch(CallWatch):
+    """`queries`: the ids of calls in each query to the database."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.looks: list[set[int]] = []
+        self.queries: list[set[int]] = []
 
-    def has_looked_for(self, call: Call) -> bool:
-        return any(call.pk in look for look in self.looks)
+    def has_queried(self, call: Call) -> bool:
+        return any(call.pk in ids for ids in self.queries)
 
 
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
-    """A watch that lets go of its database connection soon after the last one waited."""
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingWatch]:
+    """A watch that closes its database connection soon after nobody waits."""
     monkeypatch.setattr(waiting, "LINGER_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "RETRY_INTERVAL", 0.01)
-    watch, real = Watch(), waiting.ids_of_finished
+    watch, original = RecordingWatch(), waiting.ids_of_finished
 
     def ids_of_finished(ids: set[int]) -> set[int]:
-        watch.looks.append(set(ids))
-        return real(ids)
+        watch.queries.append(set(ids))
+        return original(ids)
 
     monkeypatch.setattr(waiting, "ids_of_finished", ids_of_finished)
     yield watch
 
-    def has_forgotten_all_others() -> bool:
-        notify(waiting.CALL_ENDED)  # it may listen for a minute
-        watch.wait(0, 0.05)  # wakes it, in case it lingers
-        return watch.looks[-1:] == [{0}]
+    def has_only_own_query() -> bool:
+        notify(waiting.CALL_ENDED)  # the watch may listen for a minute
+        watch.wait(0, 0.05)  # wakes the watch if it lingers
+        return watch.queries[-1:] == [{0}]
 
-    eventually(has_forgotten_all_others)
-    notify(waiting.CALL_ENDED)  # nobody waits now: it lets go
-    time.sleep(0.2)  # no other test must meet its connection
+    eventually(has_only_own_query)
+    notify(waiting.CALL_ENDED)  # nobody waits now, so the watch closes its connection
+    time.sleep(0.2)  # no other test may see its connection
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def call() -> Call:
     return Call.objects.create(member=member, tool_name="echo", timeout=1, source="rest", status="running")
 
 
-def another(call: Call) -> Call:
+def add_call(call: Call) -> Call:
     return Call.objects.create(member=call.member, tool_name="echo", timeout=1, source="rest", status="running")
 
 
@@ -74,28 +74,28 @@ def finish(*calls: Call) -> None:
 class Waiter:
     """A thread that waits."""
 
-    def __init__(self, watch: Watch, call: Call, timeout: float = 20) -> None:
-        self.answers: list[bool] = []
-        self.answered_at = 0.0
+    def __init__(self, watch: RecordingWatch, call: Call, timeout: float = 20) -> None:
+        self.results: list[bool] = []
+        self.returned_at = 0.0
         self._thread = threading.Thread(target=self._wait, args=(watch, call.pk, timeout))
         self._thread.start()
-        eventually(lambda: watch.has_looked_for(call))
+        eventually(lambda: watch.has_queried(call))
 
     def _wait(self, watch: CallWatch, pk: int, timeout: float) -> None:
         try:
-            self.answers.append(watch.wait(pk, timeout))
-            self.answered_at = time.monotonic()
+            self.results.append(watch.wait(pk, timeout))
+            self.returned_at = time.monotonic()
         finally:
             connection.close()
 
-    def answer(self) -> bool:
+    def result(self) -> bool:
         self._thread.join(20)
-        (answer,) = self.answers
-        return answer
+        (result,) = self.results
+        return result
 
 
-def listeners() -> list[int]:
-    """The pids of the database's processes that listen for ends of calls."""
+def listener_pids() -> list[int]:
+    """The pids of the database's processes that listen for finished calls."""
     if connection.vendor == "sqlite":
         return []
     with connection.cursor() as cursor:
@@ -103,157 +103,157 @@ def listeners() -> list[int]:
         return [pid for (pid,) in cursor.fetchall()]
 
 
-def watchers() -> list[threading.Thread]:
+def watch_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "call-watch"]
 
 
-def test_waiting_ends_when_the_call_does(watch: Watch, call: Call) -> None:
+def test_waiting_ends_when_the_call_does(watch: RecordingWatch, call: Call) -> None:
     waiter = Waiter(watch, call)
-    assert waiter.answers == []
+    assert waiter.results == []
     finished_at = time.monotonic()
     finish(call)
-    assert waiter.answer()
-    assert waiter.answered_at - finished_at < 10  # of 20
+    assert waiter.result()
+    assert waiter.returned_at - finished_at < 10  # of 20
 
 
-def test_the_database_itself_tells_of_an_end_without_being_asked(
-    watch: Watch, call: Call, monkeypatch: pytest.MonkeyPatch
+def test_the_database_reports_a_finished_call_without_a_query(
+    watch: RecordingWatch, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "SQLITE_MAX_AGE", 60.0)
     monkeypatch.setattr(waiting, "POSTGRES_MAX_AGE", 60.0)
     Call.objects.update(status="queued")
     waiter = Waiter(watch, call)
-    eventually(lambda: listeners() or connection.vendor == "sqlite")
+    eventually(lambda: listener_pids() or connection.vendor == "sqlite")
     transitions.cancel(call)
-    assert waiter.answer()
+    assert waiter.result()
 
 
-@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="only PostgreSQL has one that listens")
-def test_a_listener_that_is_cut_off_costs_a_moment(watch: Watch, call: Call) -> None:
+@pytest.mark.skipif("connection.vendor != 'postgresql'", reason="only PostgreSQL has a listener")
+def test_a_listener_that_is_disconnected_costs_little_time(watch: RecordingWatch, call: Call) -> None:
     waiter = Waiter(watch, call)
-    (listener,) = eventually(listeners)  # type: ignore[misc]
+    (listener,) = eventually(listener_pids)  # type: ignore[misc]
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s)", [listener])
-    eventually(lambda: listeners() and listeners() != [listener])
+    eventually(lambda: listener_pids() and listener_pids() != [listener])
     finish(call)
-    assert waiter.answer()
+    assert waiter.result()
 
 
-def test_a_call_that_is_over_already_is_not_waited_for(watch: Watch, call: Call) -> None:
+def test_nobody_waits_for_a_call_that_has_already_ended(watch: RecordingWatch, call: Call) -> None:
     finish(call)
     clock = Stopwatch()
     assert watch.wait(call.pk, 20)
     assert clock.seconds < 10
 
 
-def test_a_call_that_does_not_end_in_time_is_not_over(watch: Watch, call: Call) -> None:
+def test_a_wait_ends_at_its_timeout_if_the_call_still_runs(watch: RecordingWatch, call: Call) -> None:
     clock = Stopwatch()
     assert not watch.wait(call.pk, 0.2)
     assert clock.elapsed >= 0.2
     assert clock.seconds < 10
 
 
-def test_a_call_that_is_not_there_is_not_over(watch: Watch, call: Call) -> None:
+def test_a_call_that_does_not_exist_has_not_ended(watch: RecordingWatch, call: Call) -> None:
     assert not watch.wait(call.pk + 1000, 0.1)
 
 
 @pytest.mark.parametrize("status", Call.FINISHED)
-def test_any_end_is_an_end(watch: Watch, call: Call, status: str) -> None:
+def test_every_final_status_ends_the_wait(watch: RecordingWatch, call: Call, status: str) -> None:
     waiter = Waiter(watch, call)
     Call.objects.update(status=status, finished_at=timezone.now())
-    assert waiter.answer()
+    assert waiter.result()
 
 
-def test_many_wait_for_one_call_and_all_are_notified(watch: Watch, call: Call) -> None:
+def test_all_waiters_for_one_call_are_notified(watch: RecordingWatch, call: Call) -> None:
     waiters = [Waiter(watch, call) for _ in range(8)]
     finish(call)
-    assert all(waiter.answer() for waiter in waiters)
+    assert all(waiter.result() for waiter in waiters)
 
 
-def test_each_is_notified_of_its_own_call(watch: Watch, call: Call) -> None:
-    other = another(call)
-    one, two = Waiter(watch, call), Waiter(watch, other)
+def test_each_waiter_is_notified_of_its_own_call(watch: RecordingWatch, call: Call) -> None:
+    other_call = add_call(call)
+    first, second = Waiter(watch, call), Waiter(watch, other_call)
     finish(call)
-    assert one.answer()
-    assert two.answers == []
-    finish(other)
-    assert two.answer()
+    assert first.result()
+    assert second.results == []
+    finish(other_call)
+    assert second.result()
 
 
-def test_one_thread_watches_for_all_who_wait(watch: Watch, call: Call) -> None:
-    before = len(watchers())
-    calls = [another(call) for _ in range(10)]
-    waiters = [Waiter(watch, each) for each in calls]
-    assert len(watchers()) == before + 1
+def test_one_thread_watches_for_all_waiters(watch: RecordingWatch, call: Call) -> None:
+    before = len(watch_threads())
+    calls = [add_call(call) for _ in range(10)]
+    waiters = [Waiter(watch, new_call) for new_call in calls]
+    assert len(watch_threads()) == before + 1
     finish(*calls)
-    assert all(waiter.answer() for waiter in waiters)
+    assert all(waiter.result() for waiter in waiters)
 
 
-def test_the_watch_serves_again_after_nobody_waited_for_a_while(watch: Watch, call: Call) -> None:
+def test_the_watch_works_again_after_a_pause(watch: RecordingWatch, call: Call) -> None:
     finish(call)
     assert watch.wait(call.pk, 20)
     time.sleep(0.3)  # longer than it lingers
-    other = another(call)
-    waiter = Waiter(watch, other)
-    finish(other)
-    assert waiter.answer()
+    other_call = add_call(call)
+    waiter = Waiter(watch, other_call)
+    finish(other_call)
+    assert waiter.result()
 
 
-def test_a_watch_that_nobody_needs_holds_no_connection(
-    watch: Watch, call: Call, monkeypatch: pytest.MonkeyPatch
+def test_a_watch_without_waiters_has_no_connection(
+    watch: RecordingWatch, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed = threading.Event()
-    real = type(connections["default"]).close
+    is_closed = threading.Event()
+    original = type(connections["default"]).close
 
     def close(self: Any) -> None:
-        real(self)
+        original(self)
         if threading.current_thread().name == "call-watch":
-            closed.set()
+            is_closed.set()
 
     monkeypatch.setattr(type(connections["default"]), "close", close)
     finish(call)
     assert watch.wait(call.pk, 20)
-    assert closed.wait(5)
+    assert is_closed.wait(5)
 
 
 @pytest.mark.parametrize(
     "error", [OperationalError("gone"), InterfaceError("closed"), sqlite3.OperationalError("disk I/O error")]
 )
-def test_a_database_that_goes_away_costs_a_moment(
-    watch: Watch, call: Call, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
+def test_a_database_that_fails_once_costs_little_time(
+    watch: RecordingWatch, call: Call, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    errors, real = [error], waiting.ids_of_finished
+    errors, original = [error], waiting.ids_of_finished
 
     def ids_of_finished(ids: Any) -> set[int]:
         if errors:
             raise errors.pop()
-        return real(ids)
+        return original(ids)
 
     monkeypatch.setattr(waiting, "ids_of_finished", ids_of_finished)
     waiter = Waiter(watch, call)
     finish(call)
-    assert waiter.answer()
+    assert waiter.result()
     assert caplog.text.count("cannot look for finished calls") == 1
 
 
-def test_a_waiting_thread_keeps_no_connection_of_a_pool(watch: Watch, call: Call) -> None:
-    held: list[bool] = []
+def test_a_waiting_thread_keeps_no_connection_of_a_pool(watch: RecordingWatch, call: Call) -> None:
+    connection_states: list[bool] = []
 
     def wait() -> None:
         Call.objects.count()
         watch.wait(call.pk, 0.2)
-        held.append(connection.connection is not None)
+        connection_states.append(connection.connection is not None)
         connection.close()
 
     thread = threading.Thread(target=wait)
     thread.start()
     thread.join(10)
-    assert held == [connection.vendor == "sqlite"]
+    assert connection_states == [connection.vendor == "sqlite"]
 
 
-def test_control_waits_with_the_processes_one_watch(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_waits_with_the_one_watch_of_the_process(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "LINGER_SECONDS", 0.1)
     finish(call)
     assert wait_for_call(call.pk, 20)
-    assert not wait_for_call(another(call).pk, 0.05)
+    assert not wait_for_call(add_call(call).pk, 0.05)
     time.sleep(0.2)

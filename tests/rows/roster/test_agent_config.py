@@ -1,4 +1,4 @@
-"""What agents' clients want written down, read back as those clients would, and what it costs."""
+"""The configuration of clients, parsed as these clients do, and its cost."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mcp_runtime.security.access import OPERATOR, Principal
 from roster import agent_config
 from roster.agent_config import FORMATS, Cost, Entry
 from roster.models import GuildMember, PortAllocation, Tool
+from tests.support.leases import own_node
 
 ENTRIES = [
     Entry("guild-hall", "http://localhost:8100/mcp?members=a,b", "gh_x"),
@@ -25,7 +26,7 @@ HEADERS = {"Authorization": "Bearer gh_x"}
 GATEWAY, DIRECT = ENTRIES[0].url, ENTRIES[1].url
 
 
-def written(client: str) -> Any:
+def config_of(client: str) -> Any:
     text = FORMATS[client].write(ENTRIES)
     return tomllib.loads(text) if client == "codex" else json.loads(text)
 
@@ -33,41 +34,41 @@ def written(client: str) -> Any:
 @pytest.mark.parametrize(
     ("client", "key"), [("agent-sdk", "mcp_servers"), ("claude-code", "mcpServers"), ("vscode", "servers")]
 )
-def test_clients_that_want_a_type_get_one(client: str, key: str) -> None:
-    assert written(client) == {
+def test_clients_that_need_a_type_get_one(client: str, key: str) -> None:
+    assert config_of(client) == {
         key: {"guild-hall": {"type": "http", "url": GATEWAY, "headers": HEADERS}, "a": {"type": "http", "url": DIRECT}}
     }
 
 
-def test_cursor_tells_the_transport_by_the_url() -> None:
-    assert written("cursor") == {
+def test_cursor_needs_only_the_url() -> None:
+    assert config_of("cursor") == {
         "mcpServers": {"guild-hall": {"url": GATEWAY, "headers": HEADERS}, "a": {"url": DIRECT}}
     }
 
 
-def test_codex_reads_toml_and_takes_literal_headers_as_http_headers() -> None:
-    assert written("codex") == {
+def test_codex_uses_toml_and_http_headers() -> None:
+    assert config_of("codex") == {
         "mcp_servers": {"guild-hall": {"url": GATEWAY, "http_headers": HEADERS}, "a": {"url": DIRECT}}
     }
 
 
-def test_the_gateways_url_is_narrowed_by_members() -> None:
+def test_the_url_of_the_gateway_can_name_members() -> None:
     port = settings.GUILD_HALL_GATEWAY_PORT
-    (everything,) = agent_config.gateway_entries([], "gh_x")
-    (some,) = agent_config.gateway_entries(["a", "b"], "gh_x")
-    assert everything.url == f"http://localhost:{port}/mcp"
-    assert some.url == f"http://localhost:{port}/mcp?members=a,b"
+    (entry_of_all,) = agent_config.gateway_entries([], "gh_x")
+    (entry_of_two,) = agent_config.gateway_entries(["a", "b"], "gh_x")
+    assert entry_of_all.url == f"http://localhost:{port}/mcp"
+    assert entry_of_two.url == f"http://localhost:{port}/mcp?members=a,b"
 
 
 def add_member(name: str, *tools: str, **columns: Any) -> GuildMember:
-    member = GuildMember.objects.create(name=name, directory=name, **columns)
+    member = GuildMember.objects.create(name=name, directory=name, node=own_node(), **columns)
     for tool in tools:
         Tool.objects.create(member=member, name=tool, definition={"name": tool, "inputSchema": {"type": "object"}})
     return member
 
 
 @pytest.fixture
-def up(db: None) -> GuildMember:
+def connected_member(db: None) -> GuildMember:
     member = add_member("up", "echo", "off", status="connected")
     PortAllocation.objects.create(port=20000, member=member)
     Tool.objects.filter(name="off").update(enabled=False)
@@ -75,55 +76,61 @@ def up(db: None) -> GuildMember:
     return member
 
 
-def test_direct_entries_are_the_members_own_endpoints(up: GuildMember) -> None:
-    assert agent_config.direct_entries([up], require_all=True) == [Entry("up", "http://localhost:20000/mcp")]
+def test_direct_entries_are_the_members_own_endpoints(connected_member: GuildMember) -> None:
+    assert agent_config.direct_entries([connected_member], require_all=True) == [
+        Entry("up", "http://localhost:20000/mcp")
+    ]
 
 
-def test_a_member_that_does_not_run_has_no_direct_entry(up: GuildMember) -> None:
-    down = add_member("down")
-    assert [entry.name for entry in agent_config.direct_entries([up, down], require_all=False)] == ["up"]
+def test_a_member_that_does_not_run_has_no_direct_entry(connected_member: GuildMember) -> None:
+    down_member = add_member("down")
+    assert [
+        entry.name for entry in agent_config.direct_entries([connected_member, down_member], require_all=False)
+    ] == ["up"]
     with pytest.raises(RequestRefusedError, match="'down' does not run"):
-        agent_config.direct_entries([up, down], require_all=True)
+        agent_config.direct_entries([connected_member, down_member], require_all=True)
 
 
 @pytest.mark.django_db
-def test_without_a_runtime_nobody_has_a_direct_entry() -> None:
+def test_without_a_runtime_no_member_has_a_direct_entry() -> None:
     member = add_member("up", status="connected")
     PortAllocation.objects.create(port=20000, member=member)
     assert agent_config.direct_entries([member], require_all=False) == []
 
 
-def test_only_members_that_may_be_called_are_chosen(up: GuildMember) -> None:
-    who = Principal(1, "bob", invokes=True, closed_members=frozenset({"up"}))
+def test_only_members_that_the_principal_may_call_are_chosen(connected_member: GuildMember) -> None:
+    principal = Principal(1, "bob", invokes=True, closed_members=frozenset({"up"}))
     add_member("open")
-    assert [row.name for row in agent_config.select_members(who, [])] == ["open"]
+    assert [row.name for row in agent_config.select_members(principal, [])] == ["open"]
     with pytest.raises(UnknownMemberError):
-        agent_config.select_members(who, ["up"])
+        agent_config.select_members(principal, ["up"])
     assert [row.name for row in agent_config.select_members(OPERATOR, ["up", "open", "up"])] == ["up", "open"]
 
 
-def test_the_cost_counts_what_may_be_called_and_is_switched_on(up: GuildMember) -> None:
-    through_gateway = agent_config.costs(OPERATOR, [up], direct=False)["up"]
-    directly = agent_config.costs(OPERATOR, [up], direct=True)["up"]
-    assert directly.characters == len('{"name": "echo", "inputSchema": {"type": "object"}}')
-    assert through_gateway.characters == directly.characters + len("up__")
-    assert (directly.tools, through_gateway.tools) == (1, 1)
-    nothing = Principal(1, "bob", invokes=True, tools=frozenset({("up", "other")}))
-    assert agent_config.costs(nothing, [up], direct=False)["up"] == Cost()
+def test_the_cost_counts_enabled_tools_that_the_principal_may_call(connected_member: GuildMember) -> None:
+    gateway_cost = agent_config.costs(OPERATOR, [connected_member], direct=False)["up"]
+    direct_cost = agent_config.costs(OPERATOR, [connected_member], direct=True)["up"]
+    assert direct_cost.characters == len('{"name": "echo", "inputSchema": {"type": "object"}}')
+    assert gateway_cost.characters == direct_cost.characters + len("up__")
+    assert (direct_cost.tools, gateway_cost.tools) == (1, 1)
+    principal = Principal(1, "bob", invokes=True, tools=frozenset({("up", "other")}))
+    assert agent_config.costs(principal, [connected_member], direct=False)["up"] == Cost()
 
 
-def test_a_token_is_about_four_characters() -> None:
+def test_a_token_has_about_four_characters() -> None:
     assert Cost(1, 401).tokens == 101
     assert Cost(1, 400) + Cost(2, 8) == Cost(3, 408)
 
 
-def test_what_a_definition_costs_is_counted_once_and_again_when_it_changed(
-    up: GuildMember, monkeypatch: pytest.MonkeyPatch
+def test_the_cost_of_a_definition_is_counted_again_only_after_a_change(
+    connected_member: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Large ones hold up all other requests while they are read and written."""
-    before = agent_config.costs(OPERATOR, [up], direct=False)["up"].characters
+    """Large definitions delay all other requests while they are read and written."""
+    before = agent_config.costs(OPERATOR, [connected_member], direct=False)["up"].characters
     with monkeypatch.context() as patch:
         patch.setattr(mcp, "offered_definition", lambda *_, **__: pytest.fail("read again"))
-        assert agent_config.costs(OPERATOR, [up], direct=False)["up"].characters == before
+        assert agent_config.costs(OPERATOR, [connected_member], direct=False)["up"].characters == before
     Tool.objects.update(definition={"name": "echo", "inputSchema": {"type": "object"}, "title": "é"})
-    assert agent_config.costs(OPERATOR, [up], direct=False)["up"].characters == before + len(', "title": "é"')
+    assert agent_config.costs(OPERATOR, [connected_member], direct=False)["up"].characters == before + len(
+        ', "title": "é"'
+    )

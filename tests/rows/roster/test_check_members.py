@@ -18,6 +18,7 @@ from mcp_runtime.members.manifest.files import FILE_NAME
 from mcp_runtime.rows import lease
 from roster.models import GuildMember
 from tests.conftest import ROOT
+from tests.support.leases import own_node
 
 EXPOSED = "listens on 0.0.0.0 port 20000; bind 127.0.0.1 so that nobody else can reach it"
 
@@ -29,51 +30,51 @@ def members_dir(tmp_path: Path, settings: Any, db: None) -> Path:
     return tmp_path / "members"
 
 
-def put(place: Path, **changes: Any) -> Path:
+def write_manifest(folder: Path, **changes: Any) -> Path:
     values = {
-        "name": place.name,
+        "name": folder.name,
         "version": "1.0.0",
         "transport": "http",
         "command": sys.executable,
         "args": ["server.py", "${PORT}"],
         **changes,
     }
-    place.mkdir(parents=True)
-    (place / FILE_NAME).write_text(json.dumps(values))
-    return place
+    folder.mkdir(parents=True)
+    (folder / FILE_NAME).write_text(json.dumps(values))
+    return folder
 
 
 def check(*args: str | Path) -> tuple[str, str]:
-    """What the command printed, and the error it ended with, if any."""
+    """The output of the command and its error, or an empty text."""
     output = StringIO()
     error = ""
     try:
         call_command("check_members", *map(str, args), stdout=output, no_color=True)
-    except CommandError as caught:
-        error = str(caught) if caught.returncode == 1 else f"exit code {caught.returncode}"
+    except CommandError as command_error:
+        error = str(command_error) if command_error.returncode == 1 else f"exit code {command_error.returncode}"
     return output.getvalue(), error
 
 
-def test_a_stdio_server_is_good_without_a_port_and_its_command_is_looked_for(members_dir: Path) -> None:
-    put(members_dir / "echo", transport="stdio", args=["server.py"])
+def test_a_stdio_server_needs_no_port_and_its_command_must_exist(members_dir: Path) -> None:
+    write_manifest(members_dir / "echo", transport="stdio", args=["server.py"])
     assert check() == ("echo: ok\n1 member checked, no faults.\n", "")
-    put(members_dir / "gone", transport="stdio", command="no-such-npx", args=["-y", "server"])
+    write_manifest(members_dir / "gone", transport="stdio", command="no-such-npx", args=["-y", "server"])
     assert "fault: command: 'no-such-npx' is not on the PATH" in check()[0]
 
 
-def test_good_manifests_end_with_a_sentence(members_dir: Path) -> None:
-    put(members_dir / "echo")
-    put(members_dir / "collection" / "other")
+def test_valid_manifests_end_with_a_summary(members_dir: Path) -> None:
+    write_manifest(members_dir / "echo")
+    write_manifest(members_dir / "collection" / "other")
     assert check() == ("collection/other: ok\necho: ok\n2 members checked, no faults.\n", "")
 
 
-def test_no_members_are_no_fault(members_dir: Path) -> None:
+def test_a_folder_without_members_is_valid(members_dir: Path) -> None:
     assert check() == ("0 members checked, no faults.\n", "")
 
 
-def test_faults_are_told_with_the_path_of_the_key_and_end_in_an_error(members_dir: Path) -> None:
-    put(members_dir / "good")
-    put(members_dir / "broken", args=["${PORT}", 5])
+def test_errors_have_the_path_of_the_key_and_end_the_command_with_an_error(members_dir: Path) -> None:
+    write_manifest(members_dir / "good")
+    write_manifest(members_dir / "broken", args=["${PORT}", 5])
     (members_dir / "garbage").mkdir()
     (members_dir / "garbage" / FILE_NAME).write_text("[]")
     assert check() == (
@@ -84,8 +85,8 @@ def test_faults_are_told_with_the_path_of_the_key_and_end_in_an_error(members_di
     )
 
 
-def test_warnings_are_told_and_are_no_fault(members_dir: Path) -> None:
-    put(members_dir / "echo", timout=3)
+def test_warnings_are_shown_and_are_no_error(members_dir: Path) -> None:
+    write_manifest(members_dir / "echo", timout=3)
     assert check() == ("echo: ok\n  warning: unknown key 'timout' is ignored\n1 member checked, no faults.\n", "")
 
 
@@ -97,23 +98,23 @@ def test_warnings_are_told_and_are_no_fault(members_dir: Path) -> None:
         (f"./{FILE_NAME}", f"'./{FILE_NAME}' is not executable"),
     ],
 )
-def test_a_command_that_could_not_start_is_a_fault(members_dir: Path, command: str, reason: str) -> None:
-    put(members_dir / "echo", command=command)
+def test_a_command_that_cannot_start_is_an_error(members_dir: Path, command: str, reason: str) -> None:
+    write_manifest(members_dir / "echo", command=command)
     assert check() == (f"echo: faulty\n  fault: command: {reason}\n", "1 of 1 member cannot be used")
 
 
-def put_remote(place: Path, url: str, **headers: str) -> Path:
-    values = {"name": place.name, "version": "1.0.0", "transport": "http", "url": url, "headers": headers}
-    place.mkdir(parents=True)
-    (place / FILE_NAME).write_text(json.dumps(values))
-    return place
+def write_remote_manifest(folder: Path, url: str, **headers: str) -> Path:
+    values = {"name": folder.name, "version": "1.0.0", "transport": "http", "url": url, "headers": headers}
+    folder.mkdir(parents=True)
+    (folder / FILE_NAME).write_text(json.dumps(values))
+    return folder
 
 
-def test_plain_http_to_another_machine_is_a_fault_unless_the_operator_names_it(
+def test_plain_http_to_another_machine_is_an_error_unless_the_settings_allow_it(
     members_dir: Path, settings: Any
 ) -> None:
-    put_remote(members_dir / "far", "http://mcp.example.com/")
-    put_remote(members_dir / "here", "http://localhost:1234/")
+    write_remote_manifest(members_dir / "far", "http://mcp.example.com/")
+    write_remote_manifest(members_dir / "here", "http://localhost:1234/")
     output, error = check()
     assert "far: faulty\n  fault: url: mcp.example.com is another machine" in output
     assert error == "1 of 2 members cannot be used"
@@ -121,9 +122,9 @@ def test_plain_http_to_another_machine_is_a_fault_unless_the_operator_names_it(
     assert check() == ("far: ok\nhere: ok\n2 members checked, no faults.\n", "")
 
 
-def test_a_secret_in_clear_is_a_fault_and_one_that_is_missing_here_a_warning(members_dir: Path) -> None:
-    put_remote(members_dir / "clear", "https://mcp.example.com/", Authorization="Bearer hunter2-hunter2")
-    put_remote(members_dir / "far", "https://mcp.example.com/", Authorization="${file:token}")
+def test_a_secret_in_clear_is_an_error_and_a_missing_secret_is_a_warning(members_dir: Path) -> None:
+    write_remote_manifest(members_dir / "clear", "https://mcp.example.com/", Authorization="Bearer hunter2-hunter2")
+    write_remote_manifest(members_dir / "far", "https://mcp.example.com/", Authorization="${file:token}")
     output, error = check()
     assert "clear: faulty\n  fault: headers.Authorization: holds a secret in clear; write ${env:NAME}" in output
     assert "hunter2" not in output
@@ -132,36 +133,38 @@ def test_a_secret_in_clear_is_a_fault_and_one_that_is_missing_here_a_warning(mem
     assert error == "1 of 2 members cannot be used"
 
 
-def test_what_is_misspelt_is_named_beside_what_is_missing(members_dir: Path) -> None:
-    (put(members_dir / "echo") / FILE_NAME).write_text('{"name": "echo", "transport": "http", "comand": "python3"}')
+def test_a_misspelt_key_is_shown_beside_the_missing_key(members_dir: Path) -> None:
+    (write_manifest(members_dir / "echo") / FILE_NAME).write_text(
+        '{"name": "echo", "transport": "http", "comand": "python3"}'
+    )
     output, _ = check()
     assert "fault: command: " in output
     assert "warning: unknown key 'comand' is ignored" in output
 
 
-def test_two_folders_of_one_name_are_a_fault(members_dir: Path) -> None:
-    put(members_dir / "one", name="echo")
-    put(members_dir / "two", name="Echo")
+def test_two_folders_with_one_name_are_an_error(members_dir: Path) -> None:
+    write_manifest(members_dir / "one", name="echo")
+    write_manifest(members_dir / "two", name="Echo")
     output, error = check()
     assert "two: faulty\n  fault: name: 'Echo' is taken by the folder 'one'" in output
     assert error == "1 of 2 members cannot be used"
 
 
-def test_of_a_member_and_its_copy_the_copy_is_faulty_whatever_they_are_called(members_dir: Path) -> None:
-    put(members_dir / "original", name="echo")
+def test_a_copy_of_a_member_is_the_invalid_one_whatever_the_folders_are_called(members_dir: Path) -> None:
+    write_manifest(members_dir / "original", name="echo")
     discovery.sync(members_dir)
-    put(members_dir / "copy", name="echo")
+    write_manifest(members_dir / "copy", name="echo")
     output, _ = check()
     assert "copy: faulty\n  fault: name: 'echo' is taken by the folder 'original'" in output
     assert "original: ok" in output
 
 
-def test_given_folders_are_validated_instead(members_dir: Path, tmp_path: Path) -> None:
-    put(members_dir / "broken", args=5)
-    put(members_dir / "echo")
-    outside = put(tmp_path / "outside")
-    put(tmp_path / "several" / "one")
-    put(tmp_path / "several" / "two")
+def test_folders_in_the_arguments_are_checked_instead(members_dir: Path, tmp_path: Path) -> None:
+    write_manifest(members_dir / "broken", args=5)
+    write_manifest(members_dir / "echo")
+    outside = write_manifest(tmp_path / "outside")
+    write_manifest(tmp_path / "several" / "one")
+    write_manifest(tmp_path / "several" / "two")
     output, error = check(members_dir / "echo", outside, tmp_path / "several", members_dir / "echo")
     assert output.splitlines()[:-1] == [
         "echo: ok",
@@ -172,7 +175,7 @@ def test_given_folders_are_validated_instead(members_dir: Path, tmp_path: Path) 
     assert error == ""
 
 
-def test_a_place_without_members_is_an_error(members_dir: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_an_error(members_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert check(tmp_path / "gone") == ("", f"{tmp_path}/gone is not a folder")
     assert check(tmp_path / "empty") == ("", f"{tmp_path}/empty holds no {FILE_NAME}, nor do the folders in it")
@@ -183,9 +186,9 @@ def test_a_missing_members_folder_is_an_error(tmp_path: Path, settings: Any) -> 
     assert check() == ("", f"{tmp_path}/gone is not a folder")
 
 
-def test_json_tells_the_same_to_programs(members_dir: Path) -> None:
-    put(members_dir / "echo", name="broken", args=5)
-    put(members_dir / "good", timout=3)
+def test_the_json_output_has_the_same_data(members_dir: Path) -> None:
+    write_manifest(members_dir / "echo", name="broken", args=5)
+    write_manifest(members_dir / "good", timout=3)
     output, error = check("--json")
     assert json.loads(output) == [
         {
@@ -206,15 +209,15 @@ def test_json_tells_the_same_to_programs(members_dir: Path) -> None:
     assert error == "1 of 2 members cannot be used"
 
 
-def test_what_a_manifest_holds_cannot_command_the_terminal(members_dir: Path) -> None:
-    put(members_dir / "\x1b[2Jx", name="x", **{"\x1b[31m": 1})
+def test_control_characters_in_a_manifest_are_not_printed(members_dir: Path) -> None:
+    write_manifest(members_dir / "\x1b[2Jx", name="x", **{"\x1b[31m": 1})
     assert "\x1b" not in check()[0]
 
 
-def test_a_running_member_that_strangers_can_reach_is_told_on(members_dir: Path) -> None:
-    put(members_dir / "echo")
+def test_a_running_member_that_listens_on_all_addresses_gets_a_warning(members_dir: Path) -> None:
+    write_manifest(members_dir / "echo")
     sync_roster()
-    GuildMember.objects.update(status=GuildMember.Status.CONNECTED, warnings=[EXPOSED])
+    GuildMember.objects.update(status=GuildMember.Status.CONNECTED, warnings=[EXPOSED], node=own_node())
     assert "warning" not in check()[0]  # without a live runtime nothing runs
     lease.take()
     assert f"echo: ok\n  warning of the running process: {EXPOSED}\n" in check()[0]
@@ -222,43 +225,43 @@ def test_a_running_member_that_strangers_can_reach_is_told_on(members_dir: Path)
     assert report["process_warnings"] == [EXPOSED]
 
 
-def test_a_folder_elsewhere_has_nothing_to_do_with_the_member_of_its_name(members_dir: Path, tmp_path: Path) -> None:
-    put(members_dir / "echo")
+def test_a_folder_in_another_place_has_no_warnings_of_a_running_member(members_dir: Path, tmp_path: Path) -> None:
+    write_manifest(members_dir / "echo")
     sync_roster()
-    GuildMember.objects.update(status=GuildMember.Status.CONNECTED, warnings=[EXPOSED])
+    GuildMember.objects.update(status=GuildMember.Status.CONNECTED, warnings=[EXPOSED], node=own_node())
     lease.take()
-    assert "warning" not in check(put(tmp_path / "elsewhere" / "echo"))[0]
+    assert "warning" not in check(write_manifest(tmp_path / "elsewhere" / "echo"))[0]
 
 
 def test_a_check_changes_no_row(members_dir: Path) -> None:
-    put(members_dir / "echo")
+    write_manifest(members_dir / "echo")
     check()
     assert not GuildMember.objects.exists()
 
 
-def test_a_database_that_fails_is_no_reason_not_to_validate(members_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifests_are_checked_even_if_the_database_fails(members_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise DatabaseError("no such table")
 
-    monkeypatch.setattr("roster.management.commands.check_members.live_runtime", fail)
-    put(members_dir / "echo")
+    monkeypatch.setattr("roster.management.commands.check_members.live_node_ids", fail)
+    write_manifest(members_dir / "echo")
     assert check() == ("echo: ok\n1 member checked, no faults.\n", "")
 
 
 @pytest.mark.parametrize("database", ["missing", "empty"])
-def test_it_works_before_the_hall_is_set_up_and_makes_no_database(tmp_path: Path, database: str) -> None:
+def test_the_command_works_before_the_setup_and_creates_no_database(tmp_path: Path, database: str) -> None:
     path = tmp_path / "data" / "guildhall.sqlite3"
     path.parent.mkdir()
     if database == "empty":
         path.touch()
     environment = {**os.environ, "GUILD_HALL_DATA_DIR": str(path.parent), "DATABASE_URL": ""}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "manage.py", "check_members", "--json"],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr.decode()
-    assert {member["name"] for member in json.loads(done.stdout)} >= {"example", "notes"}  # others may be there
+    assert process.returncode == 0, process.stderr.decode()
+    assert {member["name"] for member in json.loads(process.stdout)} >= {"example", "notes"}  # others may be there
     assert path.exists() is (database == "empty")

@@ -1,4 +1,4 @@
-"""The commands: what they print, where, and with which exit code. Threads play the runtime by writing its rows."""
+"""The commands: their output and their exit codes. Threads replace the runtime and write its rows."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
 from roster.management.commands import logs as logs_command
 from roster.management.commands.member import is_fulfilled
-from roster.models import Call, GuildMember, PortAllocation, Token, Tool
+from roster.models import Call, GuildMember, Node, PortAllocation, Token, Tool
 from tests.conftest import eventually
+from tests.support.leases import add_node, own_node
 
 pytestmark = pytest.mark.django_db
 
@@ -37,8 +38,8 @@ RED = "\x1b[31m"
 
 
 @dataclass
-class Ran:
-    """What a command left behind."""
+class Result:
+    """The output of a command and its failure."""
 
     out: str
     err: str
@@ -49,19 +50,19 @@ class Ran:
         return self.failure.returncode if self.failure else 0
 
 
-def run(*words: str) -> Ran:
-    """Run a command as the command line would; a CommandError is an outcome, not an accident."""
+def run(*words: str) -> Result:
+    """Run a command as the command line does. A CommandError is part of the result."""
     out, err = io.StringIO(), io.StringIO()
     try:
         call_command(*words, stdout=out, stderr=err, no_color=True)
     except CommandError as failure:
-        return Ran(out.getvalue(), err.getvalue(), failure)
-    return Ran(out.getvalue(), err.getvalue())
+        return Result(out.getvalue(), err.getvalue(), failure)
+    return Result(out.getvalue(), err.getvalue())
 
 
 @pytest.fixture
 def runtime() -> Iterator[None]:
-    """As if a runtime were alive."""
+    """As if a runtime were live."""
     lease_id = lease.take()
     yield
     lease.release(lease_id)
@@ -69,7 +70,8 @@ def runtime() -> Iterator[None]:
 
 @pytest.fixture
 def example() -> GuildMember:
-    member = GuildMember.objects.create(name="example", directory="example", display_name="Example", status="connected")
+    columns = {"display_name": "Example", "status": "connected", "node": own_node()}
+    member = GuildMember.objects.create(name="example", directory="example", **columns)
     PortAllocation.objects.create(port=20000, member=member)
     return member
 
@@ -85,7 +87,7 @@ def echo(example: GuildMember) -> Tool:
 
 
 def in_background(work: Callable[[], object]) -> threading.Thread:
-    """Run `work` in a thread with a database connection of its own; join it before the test ends."""
+    """Run `work` in a thread with its own database connection. Join the thread before the test ends."""
 
     def target() -> None:
         try:
@@ -102,29 +104,30 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
 
 
 @pytest.mark.usefixtures("runtime")
-def test_roster_is_a_table_of_members_and_counts_the_connected(echo: Tool) -> None:
-    GuildMember.objects.create(name="bad", directory="bad", status="error", last_error=f"exit code 1\n{RED}boom")
+def test_roster_is_a_table_of_members_with_the_number_of_connected_ones(echo: Tool) -> None:
+    columns = {"status": "error", "last_error": f"exit code 1\n{RED}boom", "node": own_node()}
+    GuildMember.objects.create(name="bad", directory="bad", **columns)
     GuildMember.objects.create(name="off", directory="off", enabled=False)
     GuildMember.objects.create(name="gone", directory="gone", removed_at=timezone.now())
     Tool.objects.create(member=echo.member, name="switched-off", enabled=False)
 
-    ran = run("roster")
+    result = run("roster")
 
-    assert [line.split(maxsplit=4) for line in ran.out.splitlines()] == [
+    assert [line.split(maxsplit=4) for line in result.out.splitlines()] == [
         ["NAME", "STATUS", "ENDPOINT", "TOOLS", "ERROR OR PROGRESS"],
         ["bad", "error", "-", "0", "exit code 1 \N{REPLACEMENT CHARACTER}[31mboom"],
         ["example", "connected", "http://localhost:20000/mcp", "1"],
         ["off", "disconnected", "-", "0", "(disabled)"],
         ["1", "of", "3", "connected."],
     ]
-    assert ran.err == ""
+    assert result.err == ""
 
 
 @pytest.mark.usefixtures("runtime")
-def test_roster_says_how_a_long_start_gets_on() -> None:
+def test_roster_shows_the_progress_of_a_long_start() -> None:
     since = timezone.now() - timedelta(seconds=12.2)
-    facts = {"status": "starting", "status_changed_at": since, "progress": f"Downloading{RED} foo (3/7)"}
-    GuildMember.objects.create(name="slow", directory="slow", **facts)
+    columns = {"status": "starting", "status_changed_at": since, "progress": f"Downloading{RED} foo (3/7)"}
+    GuildMember.objects.create(name="slow", directory="slow", node=own_node(), **columns)
 
     assert re.search(
         "starting for 1[2-9] s: Downloading\N{REPLACEMENT CHARACTER}\\[31m foo \\(3/7\\)", run("roster").out
@@ -134,61 +137,61 @@ def test_roster_says_how_a_long_start_gets_on() -> None:
 @pytest.mark.usefixtures("runtime")
 def test_roster_shows_the_url_of_a_remote_server() -> None:
     url = "https://mcp.example.com/mcp"
-    GuildMember.objects.create(name="far", directory="far", server_url=url, status="connected")
+    GuildMember.objects.create(name="far", directory="far", server_url=url, status="connected", node=own_node())
     assert run("roster").out.splitlines()[1].split() == ["far", "connected", url, "0"]
 
 
 @pytest.mark.usefixtures("runtime")
-def test_roster_as_json_has_the_status_words_in_lower_case_and_the_names_of_the_tools(echo: Tool) -> None:
-    (fact,) = json.loads(run("roster", "--json").out)
+def test_roster_as_json_has_statuses_in_lower_case_and_tool_names(echo: Tool) -> None:
+    (member,) = json.loads(run("roster", "--json").out)
 
-    assert (fact["name"], fact["status"], fact["tools"]) == ("example", "connected", ["echo"])
-    assert fact["endpoint"] == "http://localhost:20000/mcp"
-
-
-def test_roster_without_a_runtime_shows_nobody_connected_and_says_so_on_stderr(example: GuildMember) -> None:
-    ran = run("roster", "--json")
-
-    assert json.loads(ran.out)[0]["status"] == "disconnected"
-    assert json.loads(ran.out)[0]["endpoint"] is None
-    assert ran.err == f"{NO_RUNTIME}\n"
+    assert (member["name"], member["status"], member["tools"]) == ("example", "connected", ["echo"])
+    assert member["endpoint"] == "http://localhost:20000/mcp"
 
 
-def test_roster_of_an_empty_hall_says_how_to_begin() -> None:
+def test_roster_without_a_runtime_shows_all_members_disconnected_and_warns_on_stderr(example: GuildMember) -> None:
+    result = run("roster", "--json")
+
+    assert json.loads(result.out)[0]["status"] == "disconnected"
+    assert json.loads(result.out)[0]["endpoint"] is None
+    assert result.err == f"{NO_RUNTIME}\n"
+
+
+def test_roster_of_an_empty_hall_tells_how_to_begin() -> None:
     assert "make one with: manage.py new_member NAME" in run("roster").out
 
 
 def test_roster_costs_the_same_queries_for_two_members_and_for_twenty() -> None:
-    def grow(begin: int, end: int) -> None:
+    def add_members(begin: int, end: int) -> None:
         for number in range(begin, end):
             member = GuildMember.objects.create(name=f"member-{number}", directory="x")
             Tool.objects.create(member=member, name="echo")
 
-    grow(0, 2)
-    with CaptureQueriesContext(connection) as few:
+    add_members(0, 2)
+    with CaptureQueriesContext(connection) as first:
         run("roster")
-    grow(2, 20)
-    with CaptureQueriesContext(connection) as many:
+    add_members(2, 20)
+    with CaptureQueriesContext(connection) as second:
         run("roster")
-    assert len(many) == len(few)
+    assert len(second) == len(first)
 
 
 # invoke -----------------------------------------------------------------------------------------------------------
 
 
 def end_call(**outcome: Any) -> threading.Thread:
-    """The runtime's part: take the one queued call and end it."""
+    """The part of the runtime: ends the only queued call."""
 
     def work() -> None:
         call = eventually(Call.objects.filter(status="queued").first)
         assert isinstance(call, Call)
-        ended = {"status": "succeeded", "started_at": timezone.now(), "finished_at": timezone.now(), **outcome}
-        Call.objects.filter(pk=call.pk).update(**ended)
+        columns = {"status": "succeeded", "started_at": timezone.now(), "finished_at": timezone.now(), **outcome}
+        Call.objects.filter(pk=call.pk).update(**columns)
 
     return in_background(work)
 
 
-def invoke_and_end(*words: str, **outcome: Any) -> Ran:
+def invoke_and_end(*words: str, **outcome: Any) -> Result:
     thread = end_call(**outcome)
     try:
         return run("invoke", *words)
@@ -202,31 +205,32 @@ def text_result(*texts: str) -> dict[str, Any]:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("runtime")
-def test_invoke_waits_and_prints_the_text_of_the_answer(echo: Tool) -> None:
-    ran = invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result("hello", f"{RED}world"))
+def test_invoke_waits_and_prints_the_text_of_the_result(echo: Tool) -> None:
+    result = invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result("hello", f"{RED}world"))
 
-    assert ran == Ran(f"hello\n{RED}world\n", "")
+    assert result == Result(f"hello\n{RED}world\n", "")
     call = Call.objects.get()
     assert (call.arguments, call.source, call.requested_by) == ({"text": "hi"}, "command", None)
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("runtime")
-def test_what_invoke_prints_moves_no_cursor_of_a_terminal_and_is_exact_for_a_program(
-    echo: Tool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = f"{RED}one\r\ntwo\x9b2J\u202ethree\u2066\u2028four\t\N{SNOWMAN}"
-    assert invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result(said)).out == f"{said}\n"
+def test_invoke_replaces_control_characters_on_a_terminal_only(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"{RED}one\r\ntwo\x9b2J\u202ethree\u2066\u2028four\t\N{SNOWMAN}"
+    assert invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result(text)).out == f"{text}\n"
 
     monkeypatch.setattr(OutputWrapper, "isatty", lambda self: True)
-    shown = invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result(said)).out
-    gone = "\N{REPLACEMENT CHARACTER}"
-    assert shown == f"{gone}[31mone\ntwo{gone}2J{gone}three{gone}{gone}four\t\N{SNOWMAN}\n"
+    output = invoke_and_end("example", "echo", '{"text": "hi"}', result=text_result(text)).out
+    replacement = "\N{REPLACEMENT CHARACTER}"
+    assert (
+        output
+        == f"{replacement}[31mone\ntwo{replacement}2J{replacement}three{replacement}{replacement}four\t\N{SNOWMAN}\n"
+    )
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("runtime")
-def test_invoke_prints_what_is_not_only_text_as_json(echo: Tool) -> None:
+def test_invoke_prints_a_result_with_more_than_text_as_json(echo: Tool) -> None:
     result = {"content": [{"type": "text", "text": "see"}, {"type": "image", "data": "AAAA", "mimeType": "image/png"}]}
 
     assert json.loads(invoke_and_end("example", "echo", '{"text": "hi"}', result=result).out) == result
@@ -234,8 +238,8 @@ def test_invoke_prints_what_is_not_only_text_as_json(echo: Tool) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("runtime")
-def test_invoke_of_a_call_that_fails_says_why_and_fails(echo: Tool) -> None:
-    ran = invoke_and_end(
+def test_invoke_of_a_failed_call_prints_the_reason_and_fails(echo: Tool) -> None:
+    result = invoke_and_end(
         "example",
         "echo",
         '{"text": "hi"}',
@@ -244,24 +248,24 @@ def test_invoke_of_a_call_that_fails_says_why_and_fails(echo: Tool) -> None:
         error_message="no answer within 30 s",
     )
 
-    assert ran.exit_code == 1
-    assert "failed (timeout): no answer within 30 s" in str(ran.failure)
-    assert ran.out == ""
+    assert result.exit_code == 1
+    assert "failed (timeout): no answer within 30 s" in str(result.failure)
+    assert result.out == ""
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("runtime")
-def test_invoke_of_a_call_that_somebody_cancels_fails(echo: Tool) -> None:
-    ran = invoke_and_end("example", "echo", '{"text": "hi"}', status="cancelled")
+def test_invoke_of_a_cancelled_call_fails(echo: Tool) -> None:
+    result = invoke_and_end("example", "echo", '{"text": "hi"}', status="cancelled")
 
-    assert ran.exit_code == 1
-    assert "was cancelled" in str(ran.failure)
+    assert result.exit_code == 1
+    assert "was cancelled" in str(result.failure)
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("runtime")
 def test_invoke_as_json_prints_the_whole_call_with_its_secrets_masked(echo: Tool) -> None:
-    ran = invoke_and_end(
+    result = invoke_and_end(
         "example",
         "echo",
         '{"text": "hi", "password": "hunter2"}',
@@ -272,34 +276,34 @@ def test_invoke_as_json_prints_the_whole_call_with_its_secrets_masked(echo: Tool
         result=text_result("no") | {"isError": True},
     )
 
-    fact = json.loads(ran.out)
-    assert fact["arguments"] == {"text": "hi", "password": "********"}
-    assert (fact["member"], fact["tool"], fact["status"], fact["error"]["kind"]) == (
+    call = json.loads(result.out)
+    assert call["arguments"] == {"text": "hi", "password": "********"}
+    assert (call["member"], call["tool"], call["status"], call["error"]["kind"]) == (
         "example",
         "echo",
         "failed",
         "tool",
     )
-    assert fact["result"]["isError"] is True
-    assert ran.exit_code == 1
+    assert call["result"]["isError"] is True
+    assert result.exit_code == 1
 
 
 @pytest.mark.django_db(transaction=True)
-def test_invoke_without_a_runtime_says_at_once_that_the_call_waits_its_turn(echo: Tool) -> None:
-    ran = run("invoke", "example", "echo", '{"text": "hi"}', "--timeout", "0.05")
+def test_invoke_without_a_runtime_tells_at_once_that_the_call_waits(echo: Tool) -> None:
+    result = run("invoke", "example", "echo", '{"text": "hi"}', "--timeout", "0.05")
 
     call = Call.objects.get()
-    assert ran.err == f"{NO_RUNTIME} Call {call.pk} waits in the queue.\n"
-    assert ran.exit_code == 1
-    assert "is still queued after 0.05 s. It goes on" in str(ran.failure)
+    assert result.err == f"{NO_RUNTIME} Call {call.pk} waits in the queue.\n"
+    assert result.exit_code == 1
+    assert "is still queued after 0.05 s. It goes on" in str(result.failure)
     assert call.status == "queued"
 
 
 @pytest.mark.usefixtures("runtime")
-def test_invoke_without_waiting_prints_the_id_alone(echo: Tool) -> None:
-    ran = run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait")
+def test_invoke_without_waiting_prints_only_the_id(echo: Tool) -> None:
+    result = run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait")
 
-    assert ran == Ran(f"{Call.objects.get().pk}\n", "")
+    assert result == Result(f"{Call.objects.get().pk}\n", "")
 
 
 @pytest.mark.usefixtures("runtime")
@@ -312,7 +316,7 @@ def test_invoke_reads_arguments_from_stdin(echo: Tool, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "reason"),
     [
         (["nobody", "echo"], "no member 'nobody' is in the roster"),
         (["example", "dance"], "lists no tool 'dance'"),
@@ -322,45 +326,45 @@ def test_invoke_reads_arguments_from_stdin(echo: Tool, monkeypatch: pytest.Monke
         (["example", "echo", "[]"], "must be a JSON object"),
     ],
 )
-def test_invoke_refuses_what_cannot_be_called(echo: Tool, words: list[str], complaint: str) -> None:
-    ran = run("invoke", *words)
+def test_invoke_refuses_an_invalid_call_with_the_reason(echo: Tool, words: list[str], reason: str) -> None:
+    result = run("invoke", *words)
 
-    assert ran.exit_code == 1
-    assert complaint in str(ran.failure)
+    assert result.exit_code == 1
+    assert reason in str(result.failure)
     assert not Call.objects.exists()
 
 
 @pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize(
-    ("status", "said", "afterwards"),
+    ("status", "text", "final_status"),
     [
         ("queued", "was cancelled", "cancelled"),
         ("running", "is running; it was asked to cancel", "running"),
         ("succeeded", "too late to cancel", "succeeded"),
     ],
 )
-def test_ctrl_c_cancels_the_call_and_says_so(
-    echo: Tool, monkeypatch: pytest.MonkeyPatch, status: str, said: str, afterwards: str
+def test_ctrl_c_cancels_the_call_and_reports_it(
+    echo: Tool, monkeypatch: pytest.MonkeyPatch, status: str, text: str, final_status: str
 ) -> None:
-    def interrupted(call_id: int, timeout: float) -> bool:
+    def interrupt(call_id: int, timeout: float) -> bool:
         Call.objects.filter(pk=call_id).update(status=status)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("roster.management.commands.invoke.wait_for_call", interrupted)
+    monkeypatch.setattr("roster.management.commands.invoke.wait_for_call", interrupt)
 
-    ran = run("invoke", "example", "echo", '{"text": "hi"}')
+    result = run("invoke", "example", "echo", '{"text": "hi"}')
 
-    assert ran.exit_code == 130
-    assert said in str(ran.failure)
+    assert result.exit_code == 130
+    assert text in str(result.failure)
     call = Call.objects.get()
-    assert call.status == afterwards
+    assert call.status == final_status
     assert (call.cancel_requested_at is not None) is (status == "running")
 
 
 @pytest.mark.usefixtures("runtime")
-def test_progress_goes_to_a_terminal_and_leaves_no_trace_there(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([False, True])
-    monkeypatch.setattr("roster.management.commands.invoke.wait_for_call", lambda *_: next(answers))
+def test_progress_is_shown_on_a_terminal_and_then_erased(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = iter([False, True])
+    monkeypatch.setattr("roster.management.commands.invoke.wait_for_call", lambda *_: next(results))
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
 
@@ -374,35 +378,46 @@ def test_progress_goes_to_a_terminal_and_leaves_no_trace_there(echo: Tool, monke
 # member -----------------------------------------------------------------------------------------------------------
 
 
-def test_member_without_a_runtime_notes_the_request(example: GuildMember) -> None:
-    ran = run("member", "stop", "example")
+@pytest.mark.usefixtures("runtime")
+def test_member_and_roster_name_the_node_that_does_not_answer() -> None:
+    dead = add_node("b", is_alive=False)
+    GuildMember.objects.create(name="far", directory="far", status="connected", node=dead)
+    assert "the node 'b' that owns it does not answer" in run("roster").out
+    result = run("member", "stop", "far")
+    assert result.err == "far: the node 'b' that owns it does not answer\n"
+    assert result.out == "Noted for the next runtime: stop far.\n"
+    assert result.failure is None
 
-    assert ran.out == "Noted for the next runtime: stop example.\n"
-    assert ran.err == f"{NO_RUNTIME}\n"
+
+def test_member_without_a_runtime_stores_the_request(example: GuildMember) -> None:
+    result = run("member", "stop", "example")
+
+    assert result.out == "Noted for the next runtime: stop example.\n"
+    assert result.err == f"{NO_RUNTIME}\n"
     example.refresh_from_db()
     assert example.desired_state == "stopped"
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("runtime")
-def test_member_waits_until_the_request_is_fulfilled_and_reports(example: GuildMember) -> None:
-    other = GuildMember.objects.create(name="other", directory="other", status="connected")
+def test_member_waits_until_the_request_is_fulfilled(example: GuildMember) -> None:
+    other = GuildMember.objects.create(name="other", directory="other", status="connected", node=own_node())
 
-    def obey() -> None:
+    def stop_members() -> None:
         eventually(lambda: GuildMember.objects.filter(desired_state="stopped").count() == 2)
         GuildMember.objects.update(status="disconnected", status_changed_at=timezone.now())
 
-    thread = in_background(obey)
-    ran = run("member", "stop", "example", other.name)
+    thread = in_background(stop_members)
+    result = run("member", "stop", "example", other.name)
     thread.join()
 
-    assert ran.out == "example is disconnected\nother is disconnected\nDone: stop example, other.\n"
-    assert ran.exit_code == 0
+    assert result.out == "example is disconnected\nother is disconnected\nDone: stop example, other.\n"
+    assert result.exit_code == 0
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("runtime")
-def test_member_that_comes_to_an_error_is_a_failure_with_its_reason(example: GuildMember) -> None:
+def test_member_fails_with_the_reason_if_the_member_is_in_error(example: GuildMember) -> None:
     GuildMember.objects.update(status="disconnected", desired_state="stopped")
 
     def fail() -> None:
@@ -410,39 +425,39 @@ def test_member_that_comes_to_an_error_is_a_failure_with_its_reason(example: Gui
         GuildMember.objects.update(status="error", last_error="exit code 1", status_changed_at=timezone.now())
 
     thread = in_background(fail)
-    ran = run("member", "start", "example")
+    result = run("member", "start", "example")
     thread.join()
 
-    assert ran.out == "example is error: exit code 1\n"
-    assert ran.exit_code == 1
-    assert str(ran.failure) == "start did not succeed for example"
+    assert result.out == "example is error: exit code 1\n"
+    assert result.exit_code == 1
+    assert str(result.failure) == "start did not succeed for example"
 
 
 @pytest.mark.usefixtures("runtime")
-def test_member_says_where_it_is_when_waiting_was_not_enough(example: GuildMember) -> None:
-    ran = run("member", "stop", "example", "--wait", "0")
+def test_member_reports_the_status_when_the_wait_was_too_short(example: GuildMember) -> None:
+    result = run("member", "stop", "example", "--wait", "0")
 
-    assert ran.out == "example is still connected\n"
-    assert ran.exit_code == 1
+    assert result.out == "example is still connected\n"
+    assert result.exit_code == 1
 
 
 @pytest.mark.usefixtures("runtime")
 def test_member_changes_nothing_when_one_of_the_names_is_unknown(example: GuildMember) -> None:
-    ran = run("member", "stop", "example", "nobody")
+    result = run("member", "stop", "example", "nobody")
 
-    assert "no member 'nobody' is in the roster" in str(ran.failure)
+    assert "no member 'nobody' is in the roster" in str(result.failure)
     example.refresh_from_db()
     assert example.desired_state == "running"
 
 
-def test_member_does_what_it_can_and_fails_for_the_rest(example: GuildMember) -> None:
+def test_member_changes_what_it_can_and_fails_for_the_rest(example: GuildMember) -> None:
     GuildMember.objects.create(name="off", directory="off", enabled=False)
 
-    ran = run("member", "restart", "off", "example")
+    result = run("member", "restart", "off", "example")
 
-    assert "member 'off' is disabled; enable it first" in ran.err
-    assert ran.out == "Noted for the next runtime: restart example.\n"
-    assert str(ran.failure) == "restart did not succeed for off"
+    assert "member 'off' is disabled; enable it first" in result.err
+    assert result.out == "Noted for the next runtime: restart example.\n"
+    assert str(result.failure) == "restart did not succeed for off"
 
 
 def test_a_disabled_member_is_not_started_but_enabled(example: GuildMember) -> None:
@@ -458,10 +473,10 @@ BEFORE, AFTER = timedelta(seconds=-1), timedelta(seconds=1)
 
 
 @pytest.mark.parametrize(
-    ("verb", "status", "changed", "columns", "expected"),
+    ("verb", "status", "change_offset", "columns", "expected"),
     [
         ("start", "connected", BEFORE, {}, True),
-        ("start", "error", BEFORE, {}, None),  # the error it is to be brought out of
+        ("start", "error", BEFORE, {}, None),  # the error from before the request
         ("start", "error", AFTER, {}, False),
         ("start", "starting", AFTER, {}, None),
         ("enable", "error", BEFORE, {"manifest_error": "no transport"}, False),
@@ -476,13 +491,13 @@ BEFORE, AFTER = timedelta(seconds=-1), timedelta(seconds=1)
         ("refresh", "error", AFTER, {}, False),
     ],
 )
-def test_a_request_is_fulfilled_when_the_row_shows_it(
-    verb: str, status: str, changed: timedelta, columns: dict[str, Any], expected: bool | None
+def test_a_request_is_fulfilled_when_the_row_shows_its_effect(
+    verb: str, status: str, change_offset: timedelta, columns: dict[str, Any], expected: bool | None
 ) -> None:
-    asked_at = timezone.now()
-    member = GuildMember(name="example", status=status, status_changed_at=asked_at + changed, **columns)
+    requested_at = timezone.now()
+    member = GuildMember(name="example", status=status, status_changed_at=requested_at + change_offset, **columns)
 
-    assert is_fulfilled(verb, member, asked_at) is expected
+    assert is_fulfilled(verb, member, requested_at) is expected
 
 
 # tool -------------------------------------------------------------------------------------------------------------
@@ -513,15 +528,25 @@ def log(example: GuildMember) -> Iterator[Path]:
 
 
 @pytest.mark.usefixtures("log")
-def test_logs_prints_the_last_lines_without_what_a_terminal_would_obey() -> None:
+def test_logs_prints_the_last_lines_without_control_characters() -> None:
     assert run("logs", "example", "-n", "2").out == "two\n\N{REPLACEMENT CHARACTER}[31mthree\n"
 
 
-def test_logs_of_a_silent_member_says_that_on_stderr(example: GuildMember) -> None:
-    assert run("logs", "example") == Ran("", "example has written nothing yet.\n")
+def test_logs_of_a_member_without_output_reports_it_on_stderr(example: GuildMember) -> None:
+    assert run("logs", "example") == Result("", "example has written nothing yet.\n")
 
 
-def test_logs_of_nobody_is_a_failure() -> None:
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
+def test_logs_of_a_member_of_another_node_names_the_node(example: GuildMember, log: Path) -> None:
+    own_node()
+    GuildMember.objects.update(node=add_node("b"))
+    note = "The log of 'example' is on node 'b', which runs it.\n"
+    assert run("logs", "example", "-n", "1") == Result("\N{REPLACEMENT CHARACTER}[31mthree\n", note)
+    log.write_text("")
+    assert run("logs", "example") == Result("", note)
+
+
+def test_logs_of_an_unknown_member_is_a_failure() -> None:
     assert "no member 'nobody'" in str(run("logs", "nobody").failure)
 
 
@@ -538,27 +563,27 @@ def test_logs_follows_until_ctrl_c(log: Path, monkeypatch: pytest.MonkeyPatch) -
         logs_command.logs, "follow", lambda path, lines, real=logs.follow: real(path, lines=lines, pause=pause)
     )
 
-    assert run("logs", "example", "-f", "-n", "1") == Ran("\N{REPLACEMENT CHARACTER}[31mthree\nfour\n", "")
+    assert run("logs", "example", "-f", "-n", "1") == Result("\N{REPLACEMENT CHARACTER}[31mthree\nfour\n", "")
 
 
-# Upkeep -----------------------------------------------------------------------------------------------------------
+# Maintenance -------------------------------------------------------------------------------------------------------
 
 
-def test_sync_roster_reports_what_changed_and_which_folders_are_faulty(tmp_path: Path, settings: Any) -> None:
+def test_sync_roster_reports_changes_and_invalid_folders(tmp_path: Path, settings: Any) -> None:
     settings.GUILD_HALL_MEMBERS_DIR = tmp_path
-    good = {"name": "good", "version": "1.0.0", "transport": "http", "command": "true", "args": ["${PORT}"]}
-    for name, text in [("good", json.dumps(good)), ("bad", "{")]:
+    manifest = {"name": "good", "version": "1.0.0", "transport": "http", "command": "true", "args": ["${PORT}"]}
+    for name, text in [("good", json.dumps(manifest)), ("bad", "{")]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "guild-member.json").write_text(text)
 
-    ran = run("sync_roster")
+    result = run("sync_roster")
 
-    assert ran.out.startswith("Roster synced with the members folder: 2 added: good, bad")
-    assert ran.err.startswith("bad cannot be used: ")
+    assert result.out.startswith("Roster synced with the members folder: 2 added: good, bad")
+    assert result.err.startswith("bad cannot be used: ")
     assert set(members_of_roster().values_list("name", flat=True)) == {"good", "bad"}
 
 
-def test_create_token_prints_the_token_alone_on_the_last_line() -> None:
+def test_create_token_prints_only_the_token_on_the_last_line() -> None:
     alice = User.objects.create_user("alice")
 
     token = run("create_token", "alice", "--name", "laptop").out.splitlines()[-1]
@@ -566,7 +591,7 @@ def test_create_token_prints_the_token_alone_on_the_last_line() -> None:
     assert Token.objects.get(digest=Token.digest_of(token), user=alice).name == "laptop"
 
 
-def test_create_token_for_nobody_for_the_inactive_or_with_an_endless_name_is_a_failure() -> None:
+def test_create_token_refuses_unknown_users_inactive_users_and_long_names() -> None:
     User.objects.create_user("alice")
     User.objects.create_user("gone", is_active=False)
 
@@ -589,13 +614,13 @@ def test_create_token_takes_scope_end_and_limits(echo: Tool) -> None:
     assert [tool.name for tool in Token.objects.latest("id").tools.all()] == ["echo"]
 
 
-def test_create_token_for_what_is_not_there_is_a_failure() -> None:
+def test_create_token_for_an_unknown_member_is_a_failure() -> None:
     User.objects.create_user("alice")
     assert "no member 'nobody'" in str(run("create_token", "alice", "--members", "nobody").failure)
     assert not Token.objects.exists()
 
 
-# Who may do what --------------------------------------------------------------------------------------------------
+# Access control ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -605,27 +630,27 @@ def bob() -> User:
     return user
 
 
-def explained(*words: str) -> tuple[int, str]:
-    """Exit code and text."""
+def explain(*words: str) -> tuple[int, str]:
+    """The exit code and the text."""
     out = io.StringIO()
     try:
         call_command("explain_access", *words, stdout=out)
-    except SystemExit as end:
-        return int(str(end.code)), out.getvalue()
+    except SystemExit as exit_:
+        return int(str(exit_.code)), out.getvalue()
     return 0, out.getvalue()
 
 
 @pytest.mark.parametrize("name", ["example/echo", "example__echo"])
-def test_explain_access_says_yes_with_the_reasons(echo: Tool, bob: User, name: str) -> None:
-    code, text = explained("bob", name)
+def test_explain_access_prints_allowed_with_the_reasons(echo: Tool, bob: User, name: str) -> None:
+    code, text = explain("bob", name)
     assert code == 0
     assert text.startswith("allowed: example/echo\n- user 'bob' has the permission roster.invoke_tool\n")
 
 
-def test_explain_access_says_no_with_every_reason(echo: Tool, bob: User) -> None:
+def test_explain_access_prints_not_allowed_with_every_reason(echo: Tool, bob: User) -> None:
     run("reserve", "example", "--groups", Group.objects.create(name="writers").name)
     run("tool", "disable", "example", "echo")
-    code, text = explained("bob", "example/echo")
+    code, text = explain("bob", "example/echo")
     assert code == 1
     assert text.splitlines() == [
         "not allowed: example/echo",
@@ -634,40 +659,40 @@ def test_explain_access_says_no_with_every_reason(echo: Tool, bob: User) -> None
     ]
 
 
-def test_explain_access_of_a_token_looks_at_its_scope_and_its_end(echo: Tool, bob: User) -> None:
+def test_explain_access_checks_the_scope_and_the_end_of_a_token(echo: Tool, bob: User) -> None:
     row, token = Token.make(user=bob, name="laptop", scope=Token.Scope.TOOLS, tools=[])
     for hint in (row.hint, "laptop", token):
-        code, text = explained("bob", "example/echo", "--token", hint)
+        code, text = explain("bob", "example/echo", "--token", hint)
         assert code == 1
         assert "is for these tools alone: none that is left" in text
     row.revoke()
-    assert "was revoked" in explained("bob", "example/echo", "--token", "laptop")[1]
+    assert "was revoked" in explain("bob", "example/echo", "--token", "laptop")[1]
     assert "no token of theirs" in str(run("explain_access", "bob", "example/echo", "--token", "gh_other").failure)
 
 
-def test_explain_access_as_json_is_for_programs(echo: Tool, bob: User) -> None:
-    code, text = explained("bob", "example/echo", "--json")
+def test_explain_access_prints_json_for_programs(echo: Tool, bob: User) -> None:
+    code, text = explain("bob", "example/echo", "--json")
     assert code == 0
-    facts = json.loads(text)
-    assert (facts["member"], facts["tool"], facts["allowed"]) == ("example", "echo", True)
+    decision = json.loads(text)
+    assert (decision["member"], decision["tool"], decision["allowed"]) == ("example", "echo", True)
 
 
-def test_explain_access_of_nobody_or_nothing_is_a_failure(echo: Tool, bob: User) -> None:
+def test_explain_access_for_an_unknown_user_or_tool_is_a_failure(echo: Tool, bob: User) -> None:
     assert "no user 'nobody'" in str(run("explain_access", "nobody", "example/echo").failure)
     assert "no tool is named 'fly'" in str(run("explain_access", "bob", "fly").failure)
 
 
-def test_invoke_as_a_user_is_decided_as_for_that_user(echo: Tool, bob: User) -> None:
+def test_invoke_as_a_user_needs_the_permissions_of_this_user(echo: Tool, bob: User) -> None:
     assert run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait", "--user", "bob").exit_code == 0
     assert Call.objects.get().requested_by == bob
     bob.user_permissions.clear()
-    refused = run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait", "--user", "bob")
-    assert "roster.invoke_tool" in str(refused.failure)
+    result = run("invoke", "example", "echo", '{"text": "hi"}', "--no-wait", "--user", "bob")
+    assert "roster.invoke_tool" in str(result.failure)
     assert "no user 'nobody'" in str(run("invoke", "example", "echo", "--user", "nobody").failure)
     assert Call.objects.count() == 1
 
 
-def test_reserve_names_the_groups_and_opens_again(example: GuildMember) -> None:
+def test_reserve_sets_the_groups_and_removes_them(example: GuildMember) -> None:
     Group.objects.create(name="writers")
     assert run("reserve", "example", "--groups", "writers").out == "example is reserved for writers.\n"
     assert [group.name for group in example.groups.all()] == ["writers"]
@@ -677,28 +702,28 @@ def test_reserve_names_the_groups_and_opens_again(example: GuildMember) -> None:
     assert "no member 'nobody'" in str(run("reserve", "nobody", "--everybody").failure)
 
 
-# What agents' clients want ----------------------------------------------------------------------------------------
+# Configuration of clients ------------------------------------------------------------------------------------------
 
 
-def test_agent_config_prints_the_configuration_alone_and_the_rest_on_stderr(echo: Tool) -> None:
+def test_agent_config_prints_only_the_configuration_on_stdout(echo: Tool) -> None:
     alice = User.objects.create_superuser("alice")
-    ran = run("agent_config", "--for", "claude-code", "--members", "example", "--expires", "1d")
-    header = json.loads(ran.out)["mcpServers"]["guild-hall"]["headers"]["Authorization"]
+    result = run("agent_config", "--for", "claude-code", "--members", "example", "--expires", "1d")
+    header = json.loads(result.out)["mcpServers"]["guild-hall"]["headers"]["Authorization"]
     row = Token.objects.get(digest=Token.digest_of(header.removeprefix("Bearer ")))
     assert (row.user, row.name, row.scope) == (alice, "claude-code", "members")
     assert row.expires_at is not None
-    for said in (".mcp.json", "example  1", "in all   1", "an estimate"):
-        assert said in ran.err
+    for text in (".mcp.json", "example  1", "in all   1", "an estimate"):
+        assert text in result.err
 
 
-def test_agent_config_direct_makes_no_token(echo: Tool, runtime: None) -> None:
+def test_agent_config_direct_creates_no_token(echo: Tool, runtime: None) -> None:
     User.objects.create_superuser("alice")
-    ran = run("agent_config", "--for", "codex", "--direct")
-    assert ran.out == '[mcp_servers.example]\nurl = "http://localhost:20000/mcp"\n'
+    result = run("agent_config", "--for", "codex", "--direct")
+    assert result.out == '[mcp_servers.example]\nurl = "http://localhost:20000/mcp"\n'
     assert not Token.objects.exists()
 
 
-def test_agent_config_for_nobody_or_nothing_is_a_failure(echo: Tool, bob: User) -> None:
+def test_agent_config_for_an_unknown_user_or_member_is_a_failure(echo: Tool, bob: User) -> None:
     assert "no superuser" in str(run("agent_config", "--for", "cursor").failure)
     assert "no user 'nobody'" in str(run("agent_config", "--for", "cursor", "--user", "nobody").failure)
     assert "'nothing'" in str(run("agent_config", "--for", "cursor", "--user", "bob", "--members", "nothing").failure)
@@ -722,17 +747,17 @@ def prepare() -> str:
     return run("prepare").out
 
 
-def test_the_first_start_writes_a_token_for_its_owner_alone_and_says_where(local_token: Path) -> None:
-    said = prepare()
+def test_the_first_start_writes_a_private_token_file_and_prints_its_path(local_token: Path) -> None:
+    output = prepare()
     token = local_token.read_text().strip()
     assert principals.principal_of_token(token).name == "admin"
     assert local_token.stat().st_mode & 0o777 == 0o600
-    assert str(local_token) in said
-    assert token not in said
+    assert str(local_token) in output
+    assert token not in output
     assert [path.name for path in local_token.parent.glob("local-token*")] == ["local-token"]
 
 
-def test_a_later_start_leaves_a_good_token_as_it_is(local_token: Path) -> None:
+def test_a_later_start_does_not_change_a_valid_token(local_token: Path) -> None:
     prepare()
     token = local_token.read_text()
     assert str(local_token) not in prepare()
@@ -740,7 +765,7 @@ def test_a_later_start_leaves_a_good_token_as_it_is(local_token: Path) -> None:
     assert Token.objects.count() == 1
 
 
-SPOILT: dict[str, Callable[[Path], Any]] = {
+CHANGES_OF_TOKEN: dict[str, Callable[[Path], Any]] = {
     "gone": lambda path: path.unlink(),
     "revoked": lambda path: Token.objects.get().revoke(),
     "unknown": lambda path: Token.objects.all().delete(),
@@ -748,29 +773,29 @@ SPOILT: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
-def test_a_token_that_opens_nothing_is_made_anew(local_token: Path, spoil: Callable[[Path], Any]) -> None:
+@pytest.mark.parametrize("change", CHANGES_OF_TOKEN.values(), ids=CHANGES_OF_TOKEN.keys())
+def test_an_invalid_token_is_replaced(local_token: Path, change: Callable[[Path], Any]) -> None:
     prepare()
     before = local_token.read_bytes()
-    spoil(local_token)
+    change(local_token)
     assert str(local_token) in prepare()
     assert local_token.read_bytes() != before
     assert principals.principal_of_token(local_token.read_text().strip()).name == "admin"
 
 
-def test_prune_calls_keeps_the_young_the_newest_and_the_unfinished(example: GuildMember) -> None:
-    def call(status: str, *, days_old: int = 0) -> Call:
-        ended = timezone.now() - timedelta(days=days_old)
+def test_prune_calls_keeps_new_and_unfinished_calls(example: GuildMember) -> None:
+    def add_call(status: str, *, days_old: int = 0) -> Call:
+        finished_at = timezone.now() - timedelta(days=days_old)
         return Call.objects.create(
-            member=example, tool_name="echo", timeout=30, source="rest", status=status, finished_at=ended
+            member=example, tool_name="echo", timeout=30, source="rest", status=status, finished_at=finished_at
         )
 
-    call("succeeded", days_old=40)
-    call("succeeded")
-    kept = [call("queued", days_old=40), call("failed"), call("succeeded")]
+    add_call("succeeded", days_old=40)
+    add_call("succeeded")
+    remaining_calls = [add_call("queued", days_old=40), add_call("failed"), add_call("succeeded")]
 
     assert run("prune_calls", "--keep", "2").out == "Pruned 2 finished calls.\n"
-    assert sorted(Call.objects.values_list("pk", flat=True)) == [row.pk for row in kept]
+    assert sorted(Call.objects.values_list("pk", flat=True)) == [row.pk for row in remaining_calls]
 
 
 @pytest.mark.parametrize(
@@ -784,5 +809,100 @@ def test_prune_calls_keeps_the_young_the_newest_and_the_unfinished(example: Guil
         ["logs", "example", "-n", "-5"],
     ],
 )
-def test_nonsense_on_the_command_line_is_refused_before_anything_is_done(words: list[str]) -> None:
+def test_invalid_options_are_refused_before_the_command_does_anything(words: list[str]) -> None:
     assert run(*words).exit_code == 1
+
+
+# Nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_nodes_shows_which_nodes_are_alive_and_their_load() -> None:
+    assert run("nodes").out == "This hall has never had a runtime. Start one with: manage.py up\n"
+    lease_id = lease.take()
+    Node.objects.filter(lease_id=lease_id).update(cpu_percent=12.34, memory_bytes=75_000_000)
+    Node.objects.create(name="old", host="box", heartbeat_at=timezone.now() - timedelta(days=1))
+    heading, main, old = run("nodes").out.splitlines()
+    assert heading.split()[:3] == ["NODE", "RUNTIME", "HOST"]
+    assert re.match(r"main +alive since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC ", main)
+    assert "12.3 %" in main
+    assert "75 MB" in main
+    assert re.match(r"old +not alive since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC +box +- +- +-", old)
+    facts = {fact["name"]: fact for fact in json.loads(run("nodes", "--json").out)}
+    assert (facts["main"]["is_alive"], facts["main"]["memory_bytes"]) == (True, 75_000_000)
+    assert (facts["old"]["is_alive"], facts["old"]["members"]) == (False, None)
+
+
+def test_the_command_nodes_shows_labels_and_which_nodes_are_draining() -> None:
+    add_node("b", labels=["gpu", "eu"], is_draining=True)
+    assert re.match(r"b +alive since \S+ \S+ UTC, draining  .* gpu, eu +-$", run("nodes").out.splitlines()[1])
+    (facts,) = json.loads(run("nodes", "--json").out)
+    assert (facts["labels"], facts["is_draining"]) == (["gpu", "eu"], True)
+
+
+def add_own_member(name: str, **columns: object) -> GuildMember:
+    return GuildMember.objects.create(name=name, directory=name, node=own_node(), **columns)
+
+
+@pytest.mark.usefixtures("several_nodes")
+def test_a_node_is_drained_and_undrained() -> None:
+    lease.take()
+    add_own_member("anna")
+    assert run("drain_node", "main").out == "Node main is draining. Members to give away: 1.\n"
+    assert own_node().is_draining
+    assert run("undrain_node", "main").out == "Node main can get members again.\n"
+    assert not own_node().is_draining
+
+
+def test_a_node_with_local_state_is_removed_only_by_force() -> None:
+    node = add_node("b", is_alive=False)
+    GuildMember.objects.create(name="anna", directory="anna", node=node)
+    assert "members with local state belong to it (1)" in str(run("remove_node", "b").failure)
+    assert run("remove_node", "b", "--force").out == "Node b is removed. Members without a node now: 1.\n"
+    assert not Node.objects.exists()
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
+def test_the_command_nodes_shows_which_dead_node_holds_its_lease_and_what_to_do() -> None:
+    lease.take()
+    add_node("b")
+    Node.objects.filter(name="b").update(heartbeat_at=timezone.now() - timedelta(days=1))
+    row, *_, hint = run("nodes").out.splitlines()[1:]
+    assert re.match(r"b +not alive since \S+ \S+ UTC, still holds its lease ", row)
+    assert hint.startswith("The fence of node b was off when it died")
+    assert hint.endswith("manage.py remove_node b")
+
+
+@pytest.mark.parametrize(
+    "words", [["drain_node", "b"], ["undrain_node", "b"], ["remove_node", "b"], ["move_member", "anna", "b"]]
+)
+def test_an_unknown_node_is_an_error(words: list[str]) -> None:
+    add_own_member("anna")
+    assert str(run(*words).failure) == "no node 'b' has ever run this hall"
+
+
+def test_the_only_node_of_a_hall_is_not_drained() -> None:
+    add_own_member("anna")
+    refusal = "node 'main' cannot be drained: the hall has no other node"
+    assert str(run("drain_node", "main").failure) == refusal
+    assert not own_node().is_draining
+
+
+def test_a_member_with_local_state_is_moved_only_by_force() -> None:
+    node = add_node("b", folders={"anna": "digest"})
+    member = add_own_member("anna")
+    assert "it keeps local state in its folder" in str(run("move_member", "anna", "b").failure)
+    assert run("move_member", "anna", "b", "--force").out == "Requested: anna moves to node b.\n"
+    assert GuildMember.objects.get(pk=member.pk).requested_node == node
+
+
+def test_rebalance_names_its_moves_and_says_whether_more_may_follow() -> None:
+    lease.take()
+    assert run("rebalance").out == "No member moves.\n"
+    add_node("b", folders={"anna": "digest", "bert": "digest"})
+    for name in ("anna", "bert"):
+        add_own_member(name, manifest={"node": {"state": "none"}}, digest="digest")
+    first, hint = run("rebalance", "--limit", "1").out.splitlines()
+    assert first == "Requested: anna moves from node main to node b."
+    assert hint == "More members may have to move. Run this again when these have moved."
+    assert run("rebalance").out == "Requested: bert moves from node main to node b.\n"
+    assert Node.objects.get(name="b").requested_members.count() == 2

@@ -15,7 +15,7 @@ from roster.models import GuildMember
 MANY = {f"key{number}": "value" for number in range(20_000)}
 
 
-def stored(value: Any) -> Any:
+def store_and_read(value: Any) -> Any:
     row = GuildMember.objects.create(name="m", directory="m", manifest=value)
     row.refresh_from_db()
     return row.manifest
@@ -25,33 +25,33 @@ def stored(value: Any) -> Any:
 @pytest.mark.parametrize(
     "value", [{}, [], 1.5, '\U0001f600 \\ " \u2028', {"a": [1, None, True, {"b": 10**30}]}, "\x7f", [1e-7, -0.5]]
 )
-def test_what_is_stored_is_read_again(value: Any) -> None:
-    assert stored(value) == value
+def test_a_stored_value_is_read_unchanged(value: Any) -> None:
+    assert store_and_read(value) == value
 
 
 @pytest.mark.django_db
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL takes none of it")
-def test_half_a_surrogate_pair_is_stored_and_read_too() -> None:
-    assert stored("\ud83d") == "\ud83d"
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL does not store it")
+def test_half_a_surrogate_pair_is_stored_and_read_unchanged() -> None:
+    assert store_and_read("\ud83d") == "\ud83d"
 
 
 @pytest.mark.django_db
-def test_what_is_no_json_is_refused() -> None:
+def test_a_value_that_is_not_json_is_refused() -> None:
     with pytest.raises(TypeError):
-        stored({"a": object()})
+        store_and_read({"a": object()})
 
 
-def test_large_values_are_written_in_a_part_of_the_time_that_json_takes_at_a_stroke() -> None:
-    """Meanwhile no other thread of the process runs."""
+def test_large_values_are_written_in_a_third_of_the_time_of_json() -> None:
+    """No other thread of the process runs while a value is encoded."""
     field = JsonField()
 
-    def seconds(encoder: Any) -> float:
-        began = time.thread_time()
+    def measure_seconds(encoder: Any) -> float:
+        start = time.thread_time()
         json.dumps(MANY, cls=encoder)
-        return time.thread_time() - began
+        return time.thread_time() - start
 
-    assert min(seconds(field.encoder) for _ in range(5)) < min(seconds(None) for _ in range(5)) / 3
+    assert min(measure_seconds(field.encoder) for _ in range(5)) < min(measure_seconds(None) for _ in range(5)) / 3
 
 
-def test_a_migration_knows_it_as_django_s_own() -> None:
+def test_a_migration_contains_the_field_of_django() -> None:
     assert JsonField(null=True).deconstruct()[1:] == ("django.db.models.JSONField", [], {"null": True})

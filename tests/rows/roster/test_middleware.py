@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def _static_root() -> None:
-    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+    # WhiteNoise warns about a missing folder, and here a warning is an error.
     settings.STATIC_ROOT.mkdir(exist_ok=True)
 
 
@@ -69,13 +69,13 @@ def test_a_foreign_origin_is_403(origin: str) -> None:
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_our_own_origin_and_none_at_all_pass(address: str) -> None:
+def test_the_halls_own_origin_and_no_origin_are_accepted(address: str) -> None:
     for headers in ({"Host": HOST}, {"Host": HOST, "Origin": f"http://{HOST}"}):
         assert Client().get(address, headers=headers).status_code not in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000"])
-def test_the_names_of_this_machine_are_ours(host: str) -> None:
+def test_the_names_of_this_machine_are_accepted(host: str) -> None:
     assert Client().get("/healthz", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200
 
 
@@ -98,15 +98,15 @@ def test_a_foreign_page_changes_nothing_even_with_a_session() -> None:
     assert member.desired_state == GuildMember.DesiredState.RUNNING
 
 
-def test_it_stands_before_everything_else() -> None:
-    """Static files are answered early: what stands before that is all that protects them."""
+def test_the_origin_middleware_is_the_first() -> None:
+    """Other middleware responds to requests for static files. Only a middleware before it protects them."""
     assert settings.MIDDLEWARE[0] == "roster.middleware.OriginMiddleware"
 
 
 @pytest.mark.parametrize("mode", ["no-cors", "cors", None])
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_what_a_page_of_another_site_loads_without_an_origin_is_403(address: str, site: str, mode: str | None) -> None:
+def test_a_request_of_another_site_without_an_origin_is_403(address: str, site: str, mode: str | None) -> None:
     headers = {"Host": HOST, "Sec-Fetch-Site": site, **({"Sec-Fetch-Mode": mode} if mode else {})}
     assert Client().get(address, headers=headers).status_code == 403
 
@@ -115,12 +115,12 @@ def test_what_a_page_of_another_site_loads_without_an_origin_is_403(address: str
     ("site", "mode"),
     [("cross-site", "navigate"), ("same-site", "navigate"), ("same-origin", "cors"), ("none", "navigate")],
 )
-def test_links_from_elsewhere_and_our_own_pages_pass(site: str, mode: str) -> None:
+def test_links_from_other_sites_and_requests_of_our_own_pages_are_accepted(site: str, mode: str) -> None:
     headers = {"Host": HOST, "Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
     assert Client().get("/healthz", headers=headers).status_code == 200
 
 
-def test_a_trusted_origin_passes_though_it_is_another_site(settings: Any) -> None:
+def test_a_trusted_origin_is_accepted_although_it_is_another_site(settings: Any) -> None:
     settings.CSRF_TRUSTED_ORIGINS = ["https://hall.example.com"]
     headers = {"Host": HOST, "Origin": "https://hall.example.com", "Sec-Fetch-Site": "cross-site"}
     assert Client().get("/healthz", headers=headers).status_code == 200
@@ -141,10 +141,10 @@ POLICY = {
 
 
 @pytest.mark.parametrize("address", [*ADDRESSES, "/api/docs/", "/admin/nowhere/"])
-@pytest.mark.parametrize("logged_in", [True, False])
-def test_every_answer_says_what_a_page_may_load(address: str, logged_in: bool) -> None:
+@pytest.mark.parametrize("is_logged_in", [True, False])
+def test_every_response_has_the_content_security_policy(address: str, is_logged_in: bool) -> None:
     client = Client()
-    if logged_in:
+    if is_logged_in:
         client.force_login(User.objects.create_superuser("alice"))
     response = client.get(address, headers={"Host": HOST})
     assert set(response.headers["Content-Security-Policy"].split("; ")) == POLICY
@@ -176,30 +176,30 @@ def test_no_page_needs_more_than_the_policy_allows(address: str) -> None:
 
 def test_pages_are_compressed_and_rest_is_not(client: Client) -> None:
     client.force_login(User.objects.create_superuser("ada"))
-    accepts = {"Accept-Encoding": "gzip", "Host": HOST}
-    page = client.get("/admin/roster/guildmember/", headers=accepts)
+    headers = {"Accept-Encoding": "gzip", "Host": HOST}
+    page = client.get("/admin/roster/guildmember/", headers=headers)
     assert page.headers["Content-Encoding"] == "gzip"
     assert "Accept-Encoding" in page.headers["Vary"]
-    assert client.get("/api/schema/", headers=accepts).headers.get("Content-Encoding") is None
+    assert client.get("/api/schema/", headers=headers).headers.get("Content-Encoding") is None
     assert client.get("/admin/roster/guildmember/").headers.get("Content-Encoding") is None
 
 
-# Whose request it was ---------------------------------------------------------------------------------------------
+# The owner of a request -------------------------------------------------------------------------------------------
 
 
-def test_the_server_hears_whose_request_it_was_where_somebody_asked_and_nothing_else() -> None:
-    told: list[tuple[int, int | None]] = []
-    user, telling = User.objects.create_superuser("anna"), {"guildhall.owner": lambda *ids: told.append(ids)}
+def test_the_server_learns_the_owner_of_a_request_with_credentials() -> None:
+    owners: list[tuple[int, int | None]] = []
+    user, environ = User.objects.create_superuser("anna"), {"guildhall.owner": lambda *ids: owners.append(ids)}
     token, text = Token.make(user=user)
-    for spelling in (text, f"   {text}"):
-        Client().get("/api/roster/", headers={"Authorization": f"Bearer {spelling}"}, **telling)
-    assert told == [(user.pk, token.pk)] * 2
-    told.clear()
-    Client().get("/api/roster/", headers={"Authorization": "Bearer gh_wrong"}, **telling)
-    Client().get("/healthz", **telling)
+    for token_text in (text, f"   {text}"):
+        Client().get("/api/roster/", headers={"Authorization": f"Bearer {token_text}"}, **environ)
+    assert owners == [(user.pk, token.pk)] * 2
+    owners.clear()
+    Client().get("/api/roster/", headers={"Authorization": "Bearer gh_wrong"}, **environ)
+    Client().get("/healthz", **environ)
     browser = Client()
     browser.force_login(user)
-    browser.get("/healthz", **telling)  # nobody asks who it is
-    assert told == []
-    browser.get("/admin/", **telling)
-    assert told == [(user.pk, None)]
+    browser.get("/healthz", **environ)  # this page does not read the user
+    assert owners == []
+    browser.get("/admin/", **environ)
+    assert owners == [(user.pk, None)]

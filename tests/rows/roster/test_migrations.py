@@ -1,4 +1,4 @@
-"""Rows from before a migration are right after it."""
+"""Rows from before a migration are correct after it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ pytestmark = pytest.mark.django_db
 
 def test_an_old_agent_belongs_to_the_only_token_that_sent_it_messages() -> None:
     bob = User.objects.create_user("bob")
-    narrow, other = (Token.make(user=bob, name=name)[0] for name in ("narrow", "other"))
-    asked_with = {
-        "own": [narrow, narrow],
-        "of two": [narrow, other],
-        "of a browser too": [None, narrow],
+    narrow_token, other_token = (Token.make(user=bob, name=name)[0] for name in ("narrow", "other"))
+    tokens_by_agent = {
+        "own": [narrow_token, narrow_token],
+        "of two": [narrow_token, other_token],
+        "of a browser too": [None, narrow_token],
         "of a browser": [None],
         "silent": [],
     }
-    for name, tokens in asked_with.items():
+    for name, tokens in tokens_by_agent.items():
         agent = Agent.objects.create(name=name, created_by=bob)
         for token in tokens:
             AgentMessage.objects.create(
@@ -36,14 +36,14 @@ def test_an_old_agent_belongs_to_the_only_token_that_sent_it_messages() -> None:
                 requested_by=bob,
                 asked_with=token,
             )
-    Agent.objects.create(name="known", created_by=bob, made_with=other)
+    Agent.objects.create(name="known", created_by=bob, made_with=other_token)
 
-    before_new_names = SimpleNamespace(get_model=lambda app, name: Agent)  # it knows the model by an older name
+    old_apps = SimpleNamespace(get_model=lambda app, name: Agent)  # the old apps have the model under an older name
     migration = import_module("roster.migrations.0003_who_made_old_sessions")
-    migration.fill(before_new_names, SimpleNamespace(connection=connection))
+    migration.fill(old_apps, SimpleNamespace(connection=connection))
 
-    made_with = dict(Agent.objects.exclude(made_with=None).values_list("name", "made_with"))
-    assert made_with == {"own": narrow.pk, "known": other.pk}
+    token_ids = dict(Agent.objects.exclude(made_with=None).values_list("name", "made_with"))
+    assert token_ids == {"own": narrow_token.pk, "known": other_token.pk}
 
 
 @pytest.mark.parametrize(

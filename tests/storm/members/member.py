@@ -1,8 +1,8 @@
 """A member in the storm: `member.py KIND LEDGER PORT` over HTTP, `member.py KIND LEDGER` on stdin and stdout.
 
-Its one tool, `effect`, appends the call's key to the file LEDGER and waits until the disk has it; only then it answers,
-or does what its kind does in place of an answer. So the file says which calls took effect, and how often, whoever is
-killed when. What a call meets depends on its key alone: a storm of the same seed is the same. Standard library only.
+Its only tool, `effect`, appends the key of the call to the file LEDGER and waits until the disk has it. Only then it
+responds, or fails as its kind does. So the file has every call that took effect, even if processes are killed. The
+behaviour depends only on the key of the call, so a storm with the same seed is the same. Standard library only.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 
 KIND, LEDGER = sys.argv[1], sys.argv[2]
 PORT = int(sys.argv[3]) if len(sys.argv) > 3 else None
-START_SECONDS = 2.0  # of a slow one, as of servers that import much
-FLAKY_ONE_IN = 60  # calls meets an exit
+START_SECONDS = 2.0  # for a slow member, like servers that import many modules
+FLAKY_ONE_IN = 60  # calls ends the process
 PORT_TAKEN = 2
 DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(86_400)"
 TOOL = {
     "name": "effect",
     "inputSchema": {"type": "object", "properties": {"key": {"type": "string"}}, "required": ["key"]},
 }
-FAILS_TO_ANSWER = object()
+BREAK_CONNECTION = object()
 ledger = os.open(LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
 
@@ -39,35 +39,35 @@ def take_effect(key: str) -> None:
 
 
 def call(message: dict[str, Any]) -> Any:
-    """The whole answer to a call; FAILS_TO_ANSWER: the connection is to break."""
+    """The response to a call, or BREAK_CONNECTION."""
     key = message["params"]["arguments"]["key"]
-    turn = zlib.crc32(key.encode())
-    if KIND == "flaky" and turn % FLAKY_ONE_IN == 0:
+    number = zlib.crc32(key.encode())
+    if KIND == "flaky" and number % FLAKY_ONE_IN == 0:
         os._exit(3)  # nothing took effect
     take_effect(key)
-    if KIND == "flaky" and turn % FLAKY_ONE_IN == 1:
+    if KIND == "flaky" and number % FLAKY_ONE_IN == 1:
         os._exit(0)
-    if KIND == "flaky" and turn % FLAKY_ONE_IN == 2:
-        return FAILS_TO_ANSWER
+    if KIND == "flaky" and number % FLAKY_ONE_IN == 2:
+        return BREAK_CONNECTION
     if KIND == "slow":
-        time.sleep(turn % 1500 / 1000)
-    answer = {"jsonrpc": "2.0", "id": message["id"], "result": {"content": [{"type": "text", "text": key}]}}
-    return lie(answer, turn % 8) if KIND == "lying" else answer
+        time.sleep(number % 1500 / 1000)
+    response = {"jsonrpc": "2.0", "id": message["id"], "result": {"content": [{"type": "text", "text": key}]}}
+    return falsify(response, number % 8) if KIND == "lying" else response
 
 
-def lie(answer: dict[str, Any], turn: int) -> Any:
-    """Half of what it says is true."""
-    lies = [
-        {**answer, "id": "another"},
-        {"jsonrpc": "2.0", "id": answer["id"]},
-        {**answer, "result": {**answer["result"], "isError": True}},
+def falsify(response: dict[str, Any], number: int) -> Any:
+    """Return a wrong response for half of the numbers."""
+    wrong_responses = [
+        {**response, "id": "another"},
+        {"jsonrpc": "2.0", "id": response["id"]},
+        {**response, "result": {**response["result"], "isError": True}},
         ["no", "message", "of", "MCP"],
     ]
-    return lies[turn] if turn < len(lies) else answer
+    return wrong_responses[number] if number < len(wrong_responses) else response
 
 
-def answer_to(message: dict[str, Any]) -> Any:
-    """The answer to any message; None: there is none."""
+def respond(message: dict[str, Any]) -> Any:
+    """The response to a message, or None."""
     method = message.get("method")
     if "id" not in message or method is None:
         return None
@@ -92,14 +92,14 @@ class Handler(BaseHTTPRequestHandler):
     wbufsize = -1
 
     def do_POST(self) -> None:
-        answer = answer_to(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        if answer is FAILS_TO_ANSWER:
+        response = respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        if response is BREAK_CONNECTION:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             self.connection.close()
             self.close_connection = True
             return
-        body = b"" if answer is None else json.dumps(answer).encode()
-        self.send_response(202 if answer is None else 200)
+        body = b"" if response is None else json.dumps(response).encode()
+        self.send_response(202 if response is None else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -127,18 +127,18 @@ def serve_pipe() -> None:
     lock = threading.Lock()
 
     def work(message: dict[str, Any]) -> None:
-        answer = answer_to(message)
-        if answer is not None:
+        response = respond(message)
+        if response is not None:
             with lock:
-                sys.stdout.write(json.dumps(answer) + "\n")
+                sys.stdout.write(json.dumps(response) + "\n")
                 sys.stdout.flush()
 
     for line in sys.stdin:
         threading.Thread(target=work, args=(json.loads(line),), daemon=True).start()
 
 
-def leave_a_grandchild() -> None:
-    """Deaf to SIGTERM, in a session of its own; that of `bare` has no environment to be known by either."""
+def start_grandchild() -> None:
+    """Start a process in a new session that ignores SIGTERM. For `bare` it has an empty environment."""
     environment = {} if KIND == "bare" else None
     subprocess.Popen([sys.executable, "-S", "-c", DEAF], start_new_session=True, env=environment)
 
@@ -148,7 +148,7 @@ def main() -> None:
     if KIND == "slow":
         time.sleep(START_SECONDS)
     if KIND in ("forking", "bare"):
-        leave_a_grandchild()
+        start_grandchild()
     if PORT is None:
         serve_pipe()
         return

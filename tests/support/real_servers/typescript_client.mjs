@@ -1,5 +1,5 @@
 // A client on the official TypeScript SDK: `typescript_client.mjs URL TOKEN KIND`. Reads commands line by line.
-// KIND: `sdk` (1.x), or `legacy` and `auto` of its next generation. Each line [method, ...arguments] gets one answer.
+// KIND: `sdk` (1.x), or `legacy` and `auto` of its next generation. Each line [method, ...arguments] gets one result.
 import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
@@ -31,7 +31,7 @@ const verbs = {
 console.log(JSON.stringify("ready"));
 for await (const line of createInterface({ input: process.stdin })) {
   const [verb, ...args] = JSON.parse(line);
-  const answer = await verbs[verb](...args).catch((error) => ({ error: String(error) }));
-  console.log(JSON.stringify(answer));
+  const result = await verbs[verb](...args).catch((error) => ({ error: String(error) }));
+  console.log(JSON.stringify(result));
 }
 process.exit(0);

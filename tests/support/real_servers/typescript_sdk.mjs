@@ -38,8 +38,8 @@ if (!port) {
 } else {
   const sessions = new Map();
   const http = createServer(async (request, response) => {
-    const known = sessions.get(request.headers["mcp-session-id"]);
-    if (known) return known.handleRequest(request, response);
+    const openTransport = sessions.get(request.headers["mcp-session-id"]);
+    if (openTransport) return openTransport.handleRequest(request, response);
     if (request.headers["mcp-session-id"]) return response.writeHead(404).end();
     const transport = new StreamableHTTPServerTransport({
       sessionIdGenerator: randomUUID,

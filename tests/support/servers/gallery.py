@@ -22,9 +22,9 @@ def of(properties, *required, **more):
 
 def branch(number):
     """Ten properties, each with ten branches."""
-    ways = {"anyOf": [{"$ref": f"#/$defs/{number}"}] * 10}
+    branches = {"anyOf": [{"$ref": f"#/$defs/{number}"}] * 10}
     names = [f"p{index}" for index in range(10)]
-    return of(dict.fromkeys(names, ways), *names)
+    return of(dict.fromkeys(names, branches), *names)
 
 
 PERSON = of({"name": {**STRING, "minLength": 2}, "email": {**STRING, "format": "email"}}, "name", title="Person")

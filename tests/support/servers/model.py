@@ -1,12 +1,12 @@
 """A stand-in for the model of an agent. It serves the part of the Messages API that the agent's CLI uses.
 
-The prompt decides what it answers:
+The prompt decides its response:
 
     say TEXT            says TEXT
     call TOOL {JSON}    calls the tool whose name ends in TOOL, then says its result
     remember            says all prompts of the conversation, which shows whether it was resumed
-    fail                answers with an error of the API
-    hang                does not answer
+    fail                responds with an error of the API
+    hang                does not respond
 
 `python model.py PORT` starts it by hand.
 """
@@ -49,7 +49,7 @@ def tool_result_of(body: dict[str, Any]) -> str | None:
 
 
 def reply(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """The blocks of the answer."""
+    """The blocks of the response."""
     tool_result = tool_result_of(body)
     if tool_result is not None:
         return [{"type": "text", "text": f"The tool said: {tool_result}"}]

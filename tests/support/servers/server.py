@@ -121,13 +121,13 @@ class Handler(BaseHTTPRequestHandler):
         while not CANCELLED.wait(0.05):
             step += 1
             params = {"progressToken": token, "progress": step, "total": 100, "message": f"step {step}"}
-            note = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
-            self.wfile.write(b"data: " + json.dumps(note).encode() + b"\n\n")
+            notification = {"jsonrpc": "2.0", "method": "notifications/progress", "params": params}
+            self.wfile.write(b"data: " + json.dumps(notification).encode() + b"\n\n")
             self.wfile.flush()
         self.close_connection = True
 
     def header_fault(self):
-        """The first header that differs from required.json, exactly as it came."""
+        """The first header that differs from required.json, exactly as the client sent it."""
         for name, value in json.loads(Path("required.json").read_text()).items():
             if self.headers.get(name) != value:
                 return f"{name}: {self.headers.get(name)}"
@@ -170,9 +170,13 @@ class Handler(BaseHTTPRequestHandler):
             body = {"jsonrpc": "2.0", "id": "another", "result": text("not for you")}
             self.answer(200, json.dumps(body).encode())
         elif name == "stream":
-            note = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "soon"}}
+            notification = {
+                "jsonrpc": "2.0",
+                "method": "notifications/message",
+                "params": {"level": "info", "data": "soon"},
+            }
             body = {"jsonrpc": "2.0", "id": message["id"], "result": text("streamed \u00e9")}
-            events = "".join(f"data: {json.dumps(part, ensure_ascii=False)}\r\n\r\n" for part in (note, body))
+            events = "".join(f"data: {json.dumps(part, ensure_ascii=False)}\r\n\r\n" for part in (notification, body))
             self.answer(200, b": hello\r\n\r\n" + events.encode(), "text/event-stream")
         elif name == "nul":
             self.result(message, text("a\0b\ud800c"))
@@ -217,7 +221,7 @@ def many_tools():
     ]
 
 
-def burn(seconds):
+def use_cpu(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass
@@ -245,20 +249,22 @@ def main():
         print("cannot go on like this", file=sys.stderr, flush=True)
         sys.exit(int(MODES["exit"]))
     if "burn" in MODES:
-        burn(float(MODES["burn"]))
+        use_cpu(float(MODES["burn"]))
     if "ignore-term" in MODES:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if "fork" in MODES:
         # A child in the group, and one with a new session and another parent. Both ignore SIGTERM.
-        deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-        subprocess.Popen([sys.executable, "-c", deaf])
-        subprocess.Popen(["sh", "-c", f'setsid {sys.executable} -c "{deaf}" & exit 0'])
+        ignore_sigterm = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", ignore_sigterm])
+        subprocess.Popen(["sh", "-c", f'setsid {sys.executable} -c "{ignore_sigterm}" & exit 0'])
     if "escape" in MODES:
         # A daemon with a new session, another parent, and an empty environment.
-        deaf = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-        subprocess.run(["env", "-i", "setsid", "--fork", sys.executable, "-c", deaf], stdin=subprocess.DEVNULL)
+        ignore_sigterm = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        subprocess.run(
+            ["env", "-i", "setsid", "--fork", sys.executable, "-c", ignore_sigterm], stdin=subprocess.DEVNULL
+        )
     if "flood" in MODES:
         threading.Thread(target=flood, daemon=True).start()
     try:

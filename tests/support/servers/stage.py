@@ -51,22 +51,22 @@ class Handler(BaseHTTPRequestHandler):
     def play(self, message, params):
         arguments = params.get("arguments", {})
         default = {"content": [{"type": "text", "text": json.dumps(arguments)}], "structuredContent": arguments}
-        answer = STAGE.get("answers", {}).get(params["name"], {"result": default})
+        response = STAGE.get("answers", {}).get(params["name"], {"result": default})
         print(f"called {params['name']}", file=sys.stderr, flush=True)
-        if "progress" not in answer:
-            CANCELLED.wait(answer.get("pause", 0))
-            self.reply(message, {key: answer[key] for key in ("result", "error") if key in answer})
+        if "progress" not in response:
+            CANCELLED.wait(response.get("pause", 0))
+            self.reply(message, {key: response[key] for key in ("result", "error") if key in response})
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
         token = params["_meta"]["progressToken"]
-        for step in answer["progress"]:
+        for step in response["progress"]:
             self.event({"method": "notifications/progress", "params": {"progressToken": token, **step}})
-            if CANCELLED.wait(answer.get("pause", 0.1)):
+            if CANCELLED.wait(response.get("pause", 0.1)):
                 break
-        self.event({"id": message["id"], "result": answer.get("result", default)})
+        self.event({"id": message["id"], "result": response.get("result", default)})
         CANCELLED.clear()
         self.close_connection = True
 
@@ -74,8 +74,8 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"data: " + json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n\n")
         self.wfile.flush()
 
-    def reply(self, message, answer):
-        self.answer(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **answer}).encode())
+    def reply(self, message, response):
+        self.answer(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **response}).encode())
 
     def answer(self, status, body):
         self.send_response(status)

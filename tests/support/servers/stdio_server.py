@@ -3,7 +3,7 @@
 wait-for=FILE       writes progress to stderr until the file exists
 noise               writes lines to stdout that are not messages
 exit=CODE           ends at once
-hang                reads, and never answers
+hang                reads, and never responds
 deaf                reads nothing
 ignore-sigterm      ignores SIGTERM
 refuse-initialize   refuses the handshake
@@ -26,7 +26,7 @@ NAMES = [
 TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in NAMES]
 RECEIVED = []
 CANCELLED = {}
-ANSWERS = {}
+RESPONSES = {}
 CHANGED = threading.Condition()
 OUT = threading.Lock()
 
@@ -41,18 +41,18 @@ def send(**message):
     write(json.dumps({"jsonrpc": "2.0", **message}))
 
 
-def complain(text):
+def write_error(text):
     print(text, file=sys.stderr, flush=True)
 
 
 def ask(method, **params):
-    """Send a request to the client, and wait for its answer."""
-    question = f"q{len(ANSWERS)}-{method}"
+    """Send a request to the client, and wait for its response."""
+    question = f"q{len(RESPONSES)}-{method}"
     send(id=question, method=method, params=params)
     with CHANGED:
-        CHANGED.wait_for(lambda: question in ANSWERS, 30)
-    answer = ANSWERS[question]
-    return {key: answer[key] for key in answer if key in ("result", "error")}
+        CHANGED.wait_for(lambda: question in RESPONSES, 30)
+    response = RESPONSES[question]
+    return {key: response[key] for key in response if key in ("result", "error")}
 
 
 def text(value):
@@ -68,17 +68,17 @@ def wait_for(file):
         time.sleep(0.01)
 
 
-def take(message):
+def handle(message):
     method, params = message["method"], message.get("params", {})
     if method == "initialize":
         if "refuse-initialize" in MODES:
             send(id=message["id"], error={"code": -32602, "message": "not you"})
             return
         info = {"name": "stdio test", "version": "1"}
-        state = {"logging": {}, "resources": {"subscribe": True}} if "keeps" in MODES else {}
+        capabilities = {"logging": {}, "resources": {"subscribe": True}} if "keeps" in MODES else {}
         result = {
             "protocolVersion": params["protocolVersion"],
-            "capabilities": {"tools": {}, **state},
+            "capabilities": {"tools": {}, **capabilities},
             "serverInfo": info,
         }
     elif method == "tools/list":
@@ -109,7 +109,7 @@ def call(message, name, arguments):
         Path(f"cancelled-{arguments['name']}").touch()
         return None
     elif name == "exit":
-        complain("going down now")
+        write_error("going down now")
         if arguments.get("answer"):
             send(id=message["id"], result=text("a last word"))
         os._exit(arguments.get("code", 3))
@@ -144,7 +144,7 @@ def call(message, name, arguments):
         send(method="notifications/tools/list_changed")
     elif name == "log":
         log(arguments)
-    elif name == "log_later":  # after the answer, when the file exists
+    elif name == "log_later":  # after the response, when the file exists
         threading.Thread(target=lambda: wait_for(arguments["file"]) or log(arguments), daemon=True).start()
     elif name == "updated":
         send(method="notifications/resources/updated", params={"uri": arguments["uri"]})
@@ -164,13 +164,13 @@ def main():
     if "ignore-sigterm" in MODES:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "exit" in MODES:
-        complain("cannot go on like this")
+        write_error("cannot go on like this")
         sys.exit(int(MODES["exit"]))
     if "wait-for" in MODES:
         step = 0
         while not Path(MODES["wait-for"]).exists():
             step += 1
-            complain(f"Downloading parts ({step})")
+            write_error(f"Downloading parts ({step})")
             time.sleep(0.05)
     if "noise" in MODES:
         write("Welcome to the server!\n\n[1, 2]\n{broken")
@@ -184,12 +184,12 @@ def main():
         with CHANGED:
             RECEIVED.append(message)
             if "method" not in message:
-                ANSWERS[message["id"]] = message
+                RESPONSES[message["id"]] = message
             elif message["method"] == "notifications/cancelled":
                 CANCELLED[message["params"]["requestId"]] = True
             CHANGED.notify_all()
         if "method" in message and "id" in message:
-            threading.Thread(target=take, args=(message,), daemon=True).start()
+            threading.Thread(target=handle, args=(message,), daemon=True).start()
     if "ignore-sigterm" in MODES:
         time.sleep(600)
 

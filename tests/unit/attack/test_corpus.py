@@ -1,4 +1,4 @@
-"""What `make fuzz` kept: inputs that reach every branch of the parsers, and those that once broke one."""
+"""The inputs of `make fuzz`. They reach every branch of the parsers, and some of them once broke a parser."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tests.attack.parsers import TARGETS
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_whatever_the_fuzzer_found_is_read_as_it_should_be(target: str) -> None:
+def test_every_input_of_the_fuzzer_is_parsed_without_an_error(target: str) -> None:
     inputs = corpus.load(target)
     assert len(inputs) > 20
     for data in inputs:
         try:
             TARGETS[target](data)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the input belongs beside it
+        except Exception as error:  # noqa: BLE001 - any error is shown with its input
             pytest.fail(f"{data!r}: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""That the trial fits what ships; the trial itself is `make docker`."""
+"""The trial in Docker fits the released image. `make docker` runs the trial itself."""
 
 from __future__ import annotations
 

@@ -31,16 +31,16 @@ def example() -> Iterator[RunningMember]:
 # MCP --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_halls_own_client_shakes_hands_lists_and_calls(example: RunningMember) -> None:
+def test_the_halls_client_can_initialize_list_and_call(example: RunningMember) -> None:
     client = JsonRpcClient(example.url)
-    told = client.initialize()
-    assert (told.protocol_version, told.server_info["name"]) == ("2025-06-18", "example")
+    handshake = client.initialize()
+    assert (handshake.protocol_version, handshake.server_info["name"]) == ("2025-06-18", "example")
     assert [tool["name"] for tool in client.list_tools().tools] == ["echo", "reverse", "read_motto", "fail", "slow"]
     assert client.invoke_tool("echo", {"text": "hello"})["content"] == [{"type": "text", "text": "hello"}]
 
 
 @pytest.mark.parametrize(
-    ("asked", "answered"),
+    ("requested", "expected"),
     [
         ("2024-11-05", "2024-11-05"),
         ("2025-03-26", "2025-03-26"),
@@ -50,12 +50,14 @@ def test_the_halls_own_client_shakes_hands_lists_and_calls(example: RunningMembe
         (None, "2025-06-18"),
     ],
 )
-def test_initialize_answers_in_the_version_asked_for_if_it_speaks_it(
-    example: RunningMember, asked: str | None, answered: str
+def test_initialize_selects_the_requested_version_if_it_is_supported(
+    example: RunningMember, requested: str | None, expected: str
 ) -> None:
     params = {"capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    result = example.ask("initialize", params if asked is None else {**params, "protocolVersion": asked})["result"]
-    assert result["protocolVersion"] == answered
+    result = example.ask("initialize", params if requested is None else {**params, "protocolVersion": requested})[
+        "result"
+    ]
+    assert result["protocolVersion"] == expected
     assert result["capabilities"] == {"tools": {}}
 
 
@@ -64,11 +66,11 @@ def test_a_notification_is_accepted_without_a_body(example: RunningMember) -> No
     assert (response.status_code, response.content) == (202, b"")
 
 
-def test_ping_is_answered_with_nothing(example: RunningMember) -> None:
+def test_the_result_of_ping_is_empty(example: RunningMember) -> None:
     assert example.ask("ping")["result"] == {}
 
 
-def test_every_tool_tells_people_and_agents_what_it_does(example: RunningMember) -> None:
+def test_every_tool_is_described(example: RunningMember) -> None:
     for tool in example.ask("tools/list")["result"]["tools"]:
         assert tool["title"]
         assert tool["description"].endswith(".")
@@ -120,7 +122,7 @@ def test_read_motto_reads_the_file_in_the_members_folder(tmp_path: Path) -> None
         assert member.call("read_motto") == ("motto.txt cannot be read: No such file or directory", True)
 
 
-def test_fail_fails_as_a_tool_not_as_a_request(example: RunningMember) -> None:
+def test_fail_gives_a_tool_error(example: RunningMember) -> None:
     assert example.call("fail", {"message": "out of ink"}) == ("out of ink", True)
 
 
@@ -132,53 +134,53 @@ def test_fail_fails_as_a_tool_not_as_a_request(example: RunningMember) -> None:
         ({"text": "x", "loud": True}, "there is no argument 'loud'"),
     ],
 )
-def test_wrong_arguments_are_told_to_the_caller_as_a_failed_tool(
+def test_wrong_arguments_are_a_tool_error_with_the_reason(
     example: RunningMember, arguments: dict[str, object], reason: str
 ) -> None:
     assert example.call("echo", arguments) == (reason, True)
 
 
-def test_slow_takes_its_time_while_others_are_answered(example: RunningMember) -> None:
-    answers: list[tuple[str, bool]] = []
-    with running_call(example, "s1", 0.5, answers):
+def test_other_calls_run_while_slow_waits(example: RunningMember) -> None:
+    results: list[tuple[str, bool]] = []
+    with RunningCall(example, "s1", 0.5, results):
         assert RunningMember(example.process, example.port).call("echo", {"text": "meanwhile"}) == ("meanwhile", False)
-        assert answers == []
-    assert answers == [("took 0.5 seconds", False)]
+        assert results == []
+    assert results == [("took 0.5 seconds", False)]
 
 
 @pytest.mark.parametrize("seconds", [-1, 1e9, True, "1"])
-def test_slow_refuses_a_time_without_end(example: RunningMember, seconds: object) -> None:
+def test_slow_refuses_invalid_times(example: RunningMember, seconds: object) -> None:
     assert example.call("slow", {"seconds": seconds})[1] is True
 
 
 def test_a_cancelled_call_ends_at_once(example: RunningMember) -> None:
-    answers: list[tuple[str, bool]] = []
-    with running_call(example, "c1", 60, answers):
-        eventually(lambda: cancel(example, "c1") and answers, what="the cancelled call ends")
-    ((text, failed),) = answers
+    results: list[tuple[str, bool]] = []
+    with RunningCall(example, "c1", 60, results):
+        eventually(lambda: cancel(example, "c1") and results, what="the cancelled call ends")
+    ((text, is_error),) = results
     assert text.startswith("cancelled after ")
-    assert failed
+    assert is_error
 
 
-def test_a_cancellation_that_could_mean_two_calls_ends_neither() -> None:
+def test_an_ambiguous_cancellation_ends_no_call() -> None:
     calls = runpy.run_path(str(EXAMPLE / "server.py"))["RunningCalls"]()
-    one, other = calls.begin(1), calls.begin(1)
+    first_call, second_call = calls.begin(1), calls.begin(1)
     calls.cancel(1)
-    assert not one.is_set()
-    assert not other.is_set()
-    calls.end(1, other)
+    assert not first_call.is_set()
+    assert not second_call.is_set()
+    calls.end(1, second_call)
     calls.cancel(1)
-    assert one.is_set()
+    assert first_call.is_set()
 
 
-class running_call:
-    """A call of `slow` in a thread of its own, from another client."""
+class RunningCall:
+    """A call of `slow` in its own thread, from another client."""
 
-    def __init__(self, member: RunningMember, request_id: str, seconds: float, answers: list[tuple[str, bool]]) -> None:
-        other = RunningMember(member.process, member.port)
+    def __init__(self, member: RunningMember, request_id: str, seconds: float, results: list[tuple[str, bool]]) -> None:
+        client = RunningMember(member.process, member.port)
         arguments = {"seconds": seconds}
         self.thread = threading.Thread(
-            target=lambda: answers.append(other.call("slow", arguments, request_id=request_id))
+            target=lambda: results.append(client.call("slow", arguments, request_id=request_id))
         )
 
     def __enter__(self) -> None:
@@ -198,7 +200,7 @@ def cancel(member: RunningMember, request_id: str) -> bool:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:{port}", "localhost:{port}", "LOCALHOST:{port}"])
-def test_the_local_names_with_the_port_are_served(example: RunningMember, host: str) -> None:
+def test_local_host_names_with_the_port_are_served(example: RunningMember, host: str) -> None:
     assert example.post(PING, Host=host.format(port=example.port)).status_code == 200
 
 
@@ -221,11 +223,11 @@ def test_a_foreign_host_is_refused(example: RunningMember, host: str) -> None:
         ("", 403),
     ],
 )
-def test_only_pages_of_this_machine_may_call(example: RunningMember, origin: str, status: int) -> None:
+def test_only_pages_of_this_machine_are_served(example: RunningMember, origin: str, status: int) -> None:
     assert example.post(PING, Origin=origin).status_code == status
 
 
-def test_other_methods_get_405_with_what_is_allowed(example: RunningMember) -> None:
+def test_other_methods_get_405_with_the_allowed_method(example: RunningMember) -> None:
     for method in ("GET", "DELETE", "PUT", "OPTIONS"):
         response = example.session.request(method, example.url, timeout=10)
         assert (response.status_code, response.headers["Allow"]) == (405, "POST")
@@ -263,20 +265,20 @@ HEAD = "POST /mcp HTTP/1.1\nHost: 127.0.0.1:{port}\nContent-Type: application/js
         ("POST /mcp SMTP/1.1\n\n", 400),
     ],
 )
-def test_a_request_out_of_bounds_is_refused_before_its_body_is_read(
+def test_an_oversized_or_invalid_request_is_refused_before_its_body_is_read(
     example: RunningMember, request_text: str, status: int
 ) -> None:
-    answered, text = example.raw(request_text.format(port=example.port))
-    assert answered == status
+    response_status, text = example.raw(request_text.format(port=example.port))
+    assert response_status == status
     assert "Connection: close" in text
 
 
-def test_a_client_that_waits_for_leave_to_send_gets_it(example: RunningMember) -> None:
+def test_expect_100_continue_is_confirmed(example: RunningMember) -> None:
     head = HEAD.format(port=example.port) + "Content-Length: 2\nExpect: 100-continue\n\n"
     assert example.raw(head)[0] == 100
 
 
-def test_a_client_that_leaves_in_the_middle_harms_nobody(example: RunningMember) -> None:
+def test_a_client_that_disconnects_early_does_not_affect_other_clients(example: RunningMember) -> None:
     for request in (b"", b"POST", HEAD.format(port=example.port).encode() + b"Content-Length: 50\r\n\r\n{"):
         with socket.create_connection(("127.0.0.1", example.port), timeout=10) as connection:
             connection.sendall(request)
@@ -295,23 +297,23 @@ def test_a_connection_serves_many_requests(example: RunningMember) -> None:
 # Process ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_listens_on_the_loopback_alone(example: RunningMember) -> None:
+def test_the_member_listens_only_on_the_loopback(example: RunningMember) -> None:
     sockets = psutil.Process(example.process.pid).net_connections("inet")
-    listening = {connection.laddr for connection in sockets if connection.status == psutil.CONN_LISTEN}
-    assert listening == {("127.0.0.1", example.port)}
+    addresses = {connection.laddr for connection in sockets if connection.status == psutil.CONN_LISTEN}
+    assert addresses == {("127.0.0.1", example.port)}
 
 
-def test_a_taken_port_ends_it_with_code_2_and_a_line_that_says_so(tmp_path: Path) -> None:
+def test_a_taken_port_ends_the_member_with_code_2_and_a_message(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr"
-    with socket.create_server(("127.0.0.1", 0)) as taken, stderr.open("wb") as file:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener, stderr.open("wb") as file:
+        port = listener.getsockname()[1]
         process = spawn(EXAMPLE, port, stderr=file)
         assert process.wait(timeout=10) == 2
     assert stderr.read_text().startswith(f"cannot listen on 127.0.0.1:{port}: Address already in use")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_ends_at_once_and_cleanly_when_asked(number: signal.Signals) -> None:
+def test_the_member_ends_at_once_after_a_signal(number: signal.Signals) -> None:
     with running(EXAMPLE) as member:
         member.ask("ping")  # leaves a connection open
         member.process.send_signal(number)
@@ -319,7 +321,7 @@ def test_it_ends_at_once_and_cleanly_when_asked(number: signal.Signals) -> None:
         assert member.process.returncode == 0
 
 
-def test_a_wrong_command_line_does_not_look_like_a_taken_port(tmp_path: Path) -> None:
+def test_a_wrong_command_line_has_another_exit_code_than_a_taken_port(tmp_path: Path) -> None:
     (tmp_path / "guild-member.json").write_text(
         '{"name": "x", "version": "1", "transport": "http", "command": "python3", "args": ["server.py", "--prot", "1"]}'
     )
@@ -328,7 +330,7 @@ def test_a_wrong_command_line_does_not_look_like_a_taken_port(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("path", ["guild-members/example", "guild-members/notes", "roster/member_template"])
-def test_shipped_servers_keep_to_python_3_9(path: str) -> None:
+def test_shipped_servers_run_on_python_3_9(path: str) -> None:
     source = (ROOT / path / "server.py").read_text()
     ast.parse(source, feature_version=(3, 9))
     assert "from __future__ import annotations" in source

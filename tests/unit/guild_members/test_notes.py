@@ -22,7 +22,7 @@ PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy: the notes of whoever runs the tests are theirs."""
+    """A copy of the member, so that the user's own notes are not changed."""
     shutil.copytree(NOTES, tmp_path / "notes", ignore=shutil.ignore_patterns("notes.json*"))
     return tmp_path / "notes"
 
@@ -33,7 +33,7 @@ def notes(folder: Path) -> Iterator[RunningMember]:
         yield member
 
 
-def test_the_halls_own_client_shakes_hands_lists_and_calls(notes: RunningMember) -> None:
+def test_the_halls_client_can_initialize_list_and_call(notes: RunningMember) -> None:
     client = JsonRpcClient(notes.url)
     assert client.initialize().server_info == {"name": "notes", "version": "1.0.0"}
     tools = {tool["name"]: tool for tool in client.list_tools().tools}
@@ -59,7 +59,7 @@ def test_no_note_is_lost_when_many_are_added_at_once(notes: RunningMember) -> No
     assert len(notes.call("list_notes")[0].splitlines()) == 40
 
 
-def test_the_manifest_says_where_the_notes_are_kept(folder: Path, tmp_path: Path) -> None:
+def test_the_manifest_sets_the_file_of_the_notes(folder: Path, tmp_path: Path) -> None:
     values = json.loads((folder / "guild-member.json").read_text())
     values["env"]["NOTES_FILE"] = str(tmp_path / "elsewhere.json")
     (folder / "guild-member.json").write_text(json.dumps(values))
@@ -74,12 +74,12 @@ def test_the_notes_stay_out_of_version_control() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"text": ""}, {"text": 5}, {"text": "x", "loud": True}])
-def test_a_note_that_says_nothing_is_a_failed_tool(notes: RunningMember, arguments: dict[str, object]) -> None:
+def test_an_invalid_note_is_a_tool_error(notes: RunningMember, arguments: dict[str, object]) -> None:
     assert notes.call("add_note", arguments)[1] is True
     assert notes.call("list_notes") == ("no notes yet", False)
 
 
-def test_a_damaged_file_is_a_failed_tool_and_stays_as_it_is(notes: RunningMember, folder: Path) -> None:
+def test_a_damaged_file_is_a_tool_error_and_is_not_changed(notes: RunningMember, folder: Path) -> None:
     (folder / "notes.json").write_text("[")
     assert notes.call("list_notes")[1] is True
     assert notes.call("add_note", {"text": "x"})[1] is True
@@ -94,7 +94,7 @@ def test_wrong_requests_get_a_json_rpc_error(notes: RunningMember) -> None:
         assert (response.status_code, response.json()["error"]["code"]) == (400, code)
 
 
-def test_strangers_are_refused(notes: RunningMember) -> None:
+def test_requests_of_other_hosts_and_pages_are_refused(notes: RunningMember) -> None:
     assert notes.post(PING).status_code == 200
     assert notes.post(PING, Host=f"localhost:{notes.port}", Origin="http://localhost:3000").status_code == 200
     assert notes.post(PING, Host=f"evil.example:{notes.port}").status_code == 403
@@ -108,20 +108,20 @@ def test_strangers_are_refused(notes: RunningMember) -> None:
     assert notes.raw(head + "\n")[0] == 413
 
 
-def test_it_listens_on_the_loopback_alone(notes: RunningMember) -> None:
+def test_the_member_listens_only_on_the_loopback(notes: RunningMember) -> None:
     sockets = psutil.Process(notes.process.pid).net_connections("inet")
-    listening = {connection.laddr for connection in sockets if connection.status == psutil.CONN_LISTEN}
-    assert listening == {("127.0.0.1", notes.port)}
+    addresses = {connection.laddr for connection in sockets if connection.status == psutil.CONN_LISTEN}
+    assert addresses == {("127.0.0.1", notes.port)}
 
 
-def test_a_taken_port_ends_it_with_code_2_and_a_line_that_says_so(folder: Path, tmp_path: Path) -> None:
+def test_a_taken_port_ends_the_member_with_code_2_and_a_message(folder: Path, tmp_path: Path) -> None:
     stderr = tmp_path / "stderr"
-    with socket.create_server(("127.0.0.1", 0)) as taken, stderr.open("wb") as file:
-        assert spawn(folder, taken.getsockname()[1], stderr=file).wait(timeout=10) == 2
+    with socket.create_server(("127.0.0.1", 0)) as listener, stderr.open("wb") as file:
+        assert spawn(folder, listener.getsockname()[1], stderr=file).wait(timeout=10) == 2
     assert "Address already in use" in stderr.read_text()
 
 
-def test_it_ends_at_once_when_asked(notes: RunningMember) -> None:
+def test_the_member_ends_at_once_after_sigterm(notes: RunningMember) -> None:
     notes.ask("ping")
     notes.process.terminate()
     notes.process.wait(timeout=2)

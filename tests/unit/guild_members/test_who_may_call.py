@@ -1,6 +1,6 @@
-"""One table of Host and Origin for every server that the hall ships: the members, the template, and the bridge.
+"""One table of Host and Origin for every released server: the members, the template, and the bridge.
 
-They share no code, since members import nothing of the hall. So they are held to the same values here.
+They share no code, because members import nothing of the hall. So these tests check them with the same values.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ REFUSED_ORIGINS = [
     *("http://localhost.", "http://127.1", "http://0.0.0.0", "http://[::ffff:127.0.0.1]", "http://[::1]:65536"),
 ]
 BODY = '{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-06-18"}}'
-Ask = Callable[[str, str | None], int]
+SendRequest = Callable[[str, str | None], int]
 
 
 @contextlib.contextmanager
-def bridged(folder: Path) -> Iterator[int]:
+def running_bridge(folder: Path) -> Iterator[int]:
     port = free_port()
     server = [sys.executable, str(ROOT / "tests" / "support" / "servers" / "stdio_server.py")]
     process = subprocess.Popen(bridge.command_line(port, server, 1_000_000), cwd=folder, stderr=subprocess.DEVNULL)
@@ -73,39 +73,39 @@ def bridged(folder: Path) -> Iterator[int]:
 
 
 @pytest.fixture(params=["guild-members/example", "guild-members/notes", "roster/member_template", "bridge"])
-def ask(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ask]:
-    """`ask(host, origin)` is the status that a server of the hall answers with; `{port}` stands for its port."""
+def send_request(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SendRequest]:
+    """`send_request(host, origin)` returns the status of the response of a server. `{port}` stands for its port."""
     with contextlib.ExitStack() as stack:
         if request.param == "bridge":
-            port = stack.enter_context(bridged(tmp_path))
+            port = stack.enter_context(running_bridge(tmp_path))
         else:
             folder = Path(shutil.copytree(ROOT / request.param, tmp_path / "member"))
             manifest = folder / "guild-member.json"
             manifest.write_text(manifest.read_text().replace("MEMBER_NAME", "member"))
             port = stack.enter_context(running(folder)).port
 
-        def ask(host: str, origin: str | None) -> int:
-            named = {"Host": host, "Content-Type": "application/json", "Content-Length": str(len(BODY))}
-            named |= {} if origin is None else {"Origin": origin}
-            head = "".join(f"{name}: {value.replace('{port}', str(port))}\r\n" for name, value in named.items())
+        def send_request(host: str, origin: str | None) -> int:
+            headers = {"Host": host, "Content-Type": "application/json", "Content-Length": str(len(BODY))}
+            headers |= {} if origin is None else {"Origin": origin}
+            head = "".join(f"{name}: {value.replace('{port}', str(port))}\r\n" for name, value in headers.items())
             with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
                 connection.sendall(f"POST /mcp HTTP/1.1\r\n{head}Connection: close\r\n\r\n{BODY}".encode("latin-1"))
-                answer = connection.recv(65_536)
-            match = re.match(rb"HTTP/1\.1 (\d{3}) ", answer)
-            assert match, answer
+                response = connection.recv(65_536)
+            match = re.match(rb"HTTP/1\.1 (\d{3}) ", response)
+            assert match, response
             return int(match[1])
 
-        yield ask
+        yield send_request
 
 
-def test_the_guide_shows_the_template_as_it_is() -> None:
+def test_the_guide_contains_the_template_unchanged() -> None:
     guide = (ROOT / "docs" / "example-server.md").read_text()
     assert f"```python\n{(ROOT / 'roster' / 'member_template' / 'server.py').read_text()}```" in guide
 
 
-def test_a_request_is_served_only_for_the_servers_own_host_and_for_pages_of_this_machine(ask: Ask) -> None:
-    wrong = [("host", host) for host in SERVED_HOSTS if ask(host, None) != 200]
-    wrong += [("host", host) for host in REFUSED_HOSTS if ask(host, None) != 403]
-    wrong += [("origin", origin) for origin in SERVED_ORIGINS if ask("localhost:{port}", origin) != 200]
-    wrong += [("origin", origin) for origin in REFUSED_ORIGINS if ask("localhost:{port}", origin) != 403]
-    assert wrong == []
+def test_requests_are_served_only_for_the_servers_host_and_local_pages(send_request: SendRequest) -> None:
+    violations = [("host", host) for host in SERVED_HOSTS if send_request(host, None) != 200]
+    violations += [("host", host) for host in REFUSED_HOSTS if send_request(host, None) != 403]
+    violations += [("origin", origin) for origin in SERVED_ORIGINS if send_request("localhost:{port}", origin) != 200]
+    violations += [("origin", origin) for origin in REFUSED_ORIGINS if send_request("localhost:{port}", origin) != 403]
+    assert violations == []

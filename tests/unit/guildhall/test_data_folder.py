@@ -1,4 +1,4 @@
-"""The data folder holds password hashes and keys: it is its owner's alone, or the hall does not start."""
+"""The data folder contains password hashes and keys. Only its owner can read it, or the hall does not start."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def manage(tmp_path: Path) -> Manage:
     return run
 
 
-def test_an_existing_data_folder_that_others_may_read_is_closed_and_one_line_says_so(
-    manage: Manage, tmp_path: Path
-) -> None:
+def test_a_readable_data_folder_is_closed_with_one_message(manage: Manage, tmp_path: Path) -> None:
     (tmp_path / "var").mkdir(mode=0o755)
     (tmp_path / "var").chmod(0o755)
     first, second = manage("check"), manage("check")
@@ -63,16 +61,16 @@ def test_a_data_folder_behind_a_link_is_closed_too(manage: Manage, tmp_path: Pat
     assert mode(tmp_path / "real") == 0o700
 
 
-def test_whatever_the_first_start_makes_is_for_its_user_alone(manage: Manage, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "database" / "hall.sqlite3"
-    elsewhere.parent.mkdir()
+def test_new_files_of_the_hall_are_readable_only_by_its_user(manage: Manage, tmp_path: Path) -> None:
+    other_database = tmp_path / "database" / "hall.sqlite3"
+    other_database.parent.mkdir()
     assert manage("prepare").returncode == 0
-    done = manage("prepare", DATABASE_URL=f"sqlite:///{elsewhere}")
-    assert done.returncode == 0, done.stderr
+    process = manage("prepare", DATABASE_URL=f"sqlite:///{other_database}")
+    assert process.returncode == 0, process.stderr
 
-    made = [path for path in (tmp_path / "var").rglob("*") if not path.is_symlink()]
-    assert {path.name for path in made} >= {"guildhall.sqlite3", "secret-key", "local-token", "static"}
-    assert [path for path in [*made, elsewhere] if mode(path) & 0o077] == []
+    paths = [path for path in (tmp_path / "var").rglob("*") if not path.is_symlink()]
+    assert {path.name for path in paths} >= {"guildhall.sqlite3", "secret-key", "local-token", "static"}
+    assert [path for path in [*paths, other_database] if mode(path) & 0o077] == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
@@ -80,25 +78,27 @@ def test_root_closes_a_data_folder_for_the_user_it_belongs_to(manage: Manage, tm
     (tmp_path / "var").mkdir()
     (tmp_path / "var").chmod(0o755)
     os.chown(tmp_path / "var", 65534, 65534)
-    done = manage("check")
-    assert done.returncode == 0, done.stderr
+    process = manage("check")
+    assert process.returncode == 0, process.stderr
     assert mode(tmp_path / "var") == 0o700
     assert (tmp_path / "var").stat().st_uid == 65534
 
 
-def test_a_data_folder_of_somebody_else_that_others_may_read_is_refused_with_what_to_do(
+def test_a_readable_data_folder_of_another_user_is_refused_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "var").mkdir()
     (tmp_path / "var").chmod(0o777)
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    with pytest.raises(ImproperlyConfigured, match="belongs to another user") as caught:
+    with pytest.raises(ImproperlyConfigured, match="belongs to another user") as raised:
         hall_settings.private_folder(tmp_path / "var")
-    assert f"sudo chown 65534 {tmp_path / 'var'} && sudo chmod 700 {tmp_path / 'var'}" in str(caught.value)
+    assert f"sudo chown 65534 {tmp_path / 'var'} && sudo chmod 700 {tmp_path / 'var'}" in str(raised.value)
     assert list((tmp_path / "var").iterdir()) == []
 
 
-def test_ownership_is_compared_with_who_runs_the_hall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_of_the_data_folder_must_be_the_user_of_the_hall(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tmp_path.chmod(0o750)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ImproperlyConfigured, match="belongs to another user"):
@@ -106,14 +106,14 @@ def test_ownership_is_compared_with_who_runs_the_hall(tmp_path: Path, monkeypatc
     assert mode(tmp_path) == 0o750
 
 
-def test_on_a_file_system_without_modes_the_hall_goes_on_and_the_checks_warn(
+def test_a_file_system_without_modes_gives_only_a_warning_of_the_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: Any
 ) -> None:
-    def refuse(path: Path, wanted: int) -> None:
+    def refuse_chmod(path: Path, file_mode: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     tmp_path.chmod(0o755)
-    for chmod in (refuse, lambda path, wanted: None):
+    for chmod in (refuse_chmod, lambda path, file_mode: None):
         monkeypatch.setattr(Path, "chmod", chmod)
         assert hall_settings.private_folder(tmp_path) == tmp_path
     assert capsys.readouterr().err == ""
@@ -121,13 +121,13 @@ def test_on_a_file_system_without_modes_the_hall_goes_on_and_the_checks_warn(
     assert "roster.W002" in [warning.id for warning in run_checks()]
 
 
-def test_the_secret_key_is_made_on_a_file_system_without_hard_links(
+def test_the_secret_key_is_created_on_a_file_system_without_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(source: Path, target: Path) -> None:
+    def refuse_link(source: Path, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", refuse_link)
     key = hall_settings.secret_key_in(tmp_path / "secret-key")
     assert len(key) > 40
     assert hall_settings.secret_key_in(tmp_path / "secret-key") == key
@@ -151,6 +151,6 @@ def test_an_agent_keeps_the_users_umask(tmp_path: Path, monkeypatch: pytest.Monk
     program.write_text("import os, sys; open('umask', 'w').write(f'{os.umask(0):03o}')")
     monkeypatch.setattr(process, "HOST", program)
     job = process.Job(prompt="", servers={})
-    made = process.AgentProcess.spawn(job, directory=tmp_path / "agent", tag="hall/1/agent", environment={})
+    agent_process = process.AgentProcess.spawn(job, directory=tmp_path / "agent", tag="hall/1/agent", environment={})
     eventually(lambda: (tmp_path / "agent" / "umask").exists() and (tmp_path / "agent" / "umask").read_text() == "027")
-    made.close()
+    agent_process.close()

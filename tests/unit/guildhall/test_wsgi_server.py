@@ -1,4 +1,4 @@
-"""WSGI by bytes on real sockets: what the application sees, what clients get, and who holds a thread meanwhile."""
+"""WSGI on real sockets: the environment of the application, the responses for clients, and the use of threads."""
 
 from __future__ import annotations
 
@@ -27,50 +27,50 @@ from mcp_runtime.schemas.schema_work import about_to_wait
 from tests.conftest import eventually
 from tests.support.resources import bytes_in
 
-MUCH = 30_000_000  # bytes; more than the kernel keeps for two sockets
-HEADS = 5_000  # bytes of the heads of some requests
-TEXT = [("Content-Type", "text/plain")]
+LARGE = 30_000_000  # bytes; more than the kernel keeps for two sockets
+HEAD_ALLOWANCE = 5_000  # bytes of the heads of some requests
+TEXT_HEADERS = [("Content-Type", "text/plain")]
 
 
-class Serving:
-    """A server on a loop in a thread of its own."""
+class RunningServer:
+    """A server whose event loop runs in its own thread."""
 
     def __init__(self, application: WSGIApplication, threads: int) -> None:
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.port = listening.getsockname()[1]
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
         self.steps = 0
-        self.begun: list[HttpExchange] = []
-        self.ended: list[HttpExchange] = []
+        self.exchanges: list[HttpExchange] = []
+        self.finished_exchanges: list[HttpExchange] = []
         self._threads_before = web_threads()
         self._wsgi = WsgiServer(application, threads=threads, name=("a", 1), after_step=self._after_step)
-        self.server = HttpServer(self._answer)
+        self.server = HttpServer(self._respond)
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.on_loop(self.server.start([listening])).result(10)
+        self.on_loop(self.server.start([listener])).result(10)
 
     def _after_step(self) -> None:
         self.steps += 1
 
-    async def _answer(self, exchange: HttpExchange) -> None:
-        self.begun.append(exchange)
+    async def _respond(self, exchange: HttpExchange) -> None:
+        self.exchanges.append(exchange)
         try:
             await self._wsgi(exchange)
         finally:
-            self.ended.append(exchange)
+            self.finished_exchanges.append(exchange)
 
     def threads(self) -> int:
-        """Threads that work for the application."""
+        """The number of threads that work for the application."""
         return len(web_threads() - self._threads_before)
 
-    def settle(self) -> None:
-        """Until the loop has nothing to do but to wait."""
+    def wait_until_idle(self) -> None:
+        """Wait until the event loop has no work."""
         self.on_loop(asyncio.sleep(0.05)).result(10)
 
-    def held(self, connection: socket.socket) -> int:
-        """Bytes in memory of the request that came on it."""
-        own = connection.getsockname()
-        return sum(bytes_in(one) for one in list(self.begun) if one.address == own)
+    def bytes_in_memory(self, connection: socket.socket) -> int:
+        """The bytes in memory of the request on this connection."""
+        address = connection.getsockname()
+        return sum(bytes_in(exchange) for exchange in list(self.exchanges) if exchange.address == address)
 
     def on_loop(self, work: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -78,12 +78,12 @@ class Serving:
     def connect(self, address: str = "127.0.0.1") -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(address, 0))
 
-    def exchange(self, *parts: bytes) -> bytes:
-        """All that comes back until the server ends the connection."""
+    def exchange_bytes(self, *parts: bytes) -> bytes:
+        """Send the parts and return all bytes until the server ends the connection."""
         with self.connect() as connection:
             for part in parts:
                 connection.sendall(part)
-            return rest(connection)
+            return read_rest(connection)
 
     def get(self, path: str = "/", verb: str = "GET", **options: Any) -> tuple[http.client.HTTPResponse, bytes]:
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -101,49 +101,49 @@ class Serving:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Serving]]:
-    running = []
+def serve() -> Iterator[Callable[..., RunningServer]]:
+    servers = []
 
-    def start(application: WSGIApplication, *, threads: int = 2) -> Serving:
-        running.append(Serving(application, threads))
-        return running[-1]
+    def start_server(application: WSGIApplication, *, threads: int = 2) -> RunningServer:
+        servers.append(RunningServer(application, threads))
+        return servers[-1]
 
-    yield start
-    for one in running:
-        one.end()
+    yield start_server
+    for running_server in servers:
+        running_server.end()
 
 
-Serve = Callable[..., Serving]
+Serve = Callable[..., RunningServer]
 
 
 def web_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("web-")}
 
 
-def rest(connection: socket.socket) -> bytes:
-    heard = bytearray()
+def read_rest(connection: socket.socket) -> bytes:
+    data = bytearray()
     with contextlib.suppress(ConnectionError):
         while part := connection.recv(65_536):
-            heard += part
-    return bytes(heard)
+            data += part
+    return bytes(data)
 
 
 def hello(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-    start("200 OK", [*TEXT, ("Content-Length", "5")])
+    start("200 OK", [*TEXT_HEADERS, ("Content-Length", "5")])
     return [b"hello"]
 
 
 def echo(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
     body = environment["wsgi.input"].read()
-    start("200 OK", [*TEXT, ("Content-Length", str(len(body)))])
+    start("200 OK", [*TEXT_HEADERS, ("Content-Length", str(len(body)))])
     return [body]
 
 
 class Application:
-    """Answers with what `answer` gives, and remembers what it was asked and which answers were closed."""
+    """Responds with the result of `respond`. Stores the environments and the number of closed responses."""
 
-    def __init__(self, answer: Callable[[WSGIEnvironment], Iterable[bytes]], *headers: tuple[str, str]) -> None:
-        self._answer = answer
+    def __init__(self, respond: Callable[[WSGIEnvironment], Iterable[bytes]], *headers: tuple[str, str]) -> None:
+        self._respond = respond
         self._headers = [*headers]
         self.status = "200 OK"
         self.environments: list[WSGIEnvironment] = []
@@ -152,10 +152,10 @@ class Application:
     def __call__(self, environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         self.environments.append(environment)
         start(self.status, self._headers)
-        return Closing(self, self._answer(environment))
+        return ClosableBody(self, self._respond(environment))
 
 
-class Closing:
+class ClosableBody:
     def __init__(self, application: Application, parts: Iterable[bytes]) -> None:
         self._application = application
         self._parts = parts
@@ -167,13 +167,13 @@ class Closing:
         self._application.closed += 1
 
 
-# What the application sees ----------------------------------------------------------------------------------------
+# The environment of the application -------------------------------------------------------------------------------
 
 
-def test_the_application_sees_the_request_as_it_was_sent(serve: Serve) -> None:
+def test_the_environment_of_the_application_matches_the_request(serve: Serve) -> None:
     application = Application(lambda _: [b"ok"])
-    serving = serve(application)
-    serving.exchange(
+    running_server = serve(application)
+    running_server.exchange_bytes(
         b"POST /a%C3%BC%2f%ff/?b=%20&c HTTP/1.1\r\nHost: h:1\r\nContent-Type: text/x\r\nContent-Length: 2\r\n"
         b"X-Y: 1\r\nX-y: \xfc\r\n"
         b"X_Y: forged\r\nContent_Length: 9\r\nCookie: a=b\r\nCookie: c=d\r\nConnection: close\r\n\r\nab"
@@ -194,32 +194,32 @@ def test_the_application_sees_the_request_as_it_was_sent(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(("header", "scheme"), [("https", "https"), ("http", "http"), ("javascript", "http")])
-def test_a_proxy_on_this_machine_may_say_that_it_was_https(serve: Serve, header: str, scheme: str) -> None:
+def test_a_local_proxy_can_set_the_scheme_https(serve: Serve, header: str, scheme: str) -> None:
     application = Application(lambda _: [b"ok"])
     serve(application).get(headers={"X-Forwarded-Proto": header})
     assert application.environments[0]["wsgi.url_scheme"] == scheme
 
 
-def test_nobody_elsewhere_may_say_that_it_was_https(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_proxy_cannot_set_the_scheme_https(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wsgi_server, "LOOPBACK", ())
     application = Application(lambda _: [b"ok"])
     serve(application).get(headers={"X-Forwarded-Proto": "https"})
     assert application.environments[0]["wsgi.url_scheme"] == "http"
 
 
-def test_a_body_is_whole_before_the_application_is_asked(serve: Serve) -> None:
-    serving = serve(echo)
-    with serving.connect() as connection:
+def test_the_application_is_called_when_the_body_is_complete(serve: Serve) -> None:
+    running_server = serve(echo)
+    with running_server.connect() as connection:
         connection.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nConnection: close\r\n\r\nab")
-        assert serving.get(verb="POST", body=b"meanwhile")[1] == b"meanwhile"
+        assert running_server.get(verb="POST", body=b"meanwhile")[1] == b"meanwhile"
         connection.sendall(b"cd")
-        assert rest(connection).endswith(b"\r\n\r\nabcd")
+        assert read_rest(connection).endswith(b"\r\n\r\nabcd")
 
 
-# What clients get -------------------------------------------------------------------------------------------------
+# Responses --------------------------------------------------------------------------------------------------------
 
 
-def test_a_short_answer_comes_with_its_length_on_a_connection_that_stays(serve: Serve) -> None:
+def test_a_short_response_has_its_length_and_keeps_the_connection(serve: Serve) -> None:
     client = http.client.HTTPConnection("127.0.0.1", serve(hello).port, timeout=10)
     for _ in range(3):
         client.request("GET", "/")
@@ -232,45 +232,45 @@ def test_a_short_answer_comes_with_its_length_on_a_connection_that_stays(serve: 
 
 @pytest.mark.parametrize("length", [[], [("Content-Length", "3")]])
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
-def test_an_answer_in_parts_is_whole(serve: Serve, version: bytes, length: list[tuple[str, str]]) -> None:
+def test_a_response_in_parts_is_complete(serve: Serve, version: bytes, length: list[tuple[str, str]]) -> None:
     application = Application(lambda _: iter([b"a", b"", b"bc"]), *length)
-    serving = serve(application)
+    running_server = serve(application)
     request = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n".replace(b"1.1", version)
-    head, _, body = serving.exchange(request).partition(b"\r\n\r\n")
+    head, _, body = running_server.exchange_bytes(request).partition(b"\r\n\r\n")
     is_chunked = version == b"1.1" and not length
     assert (b"transfer-encoding: chunked" in head) is is_chunked
     assert body == (b"1\r\na\r\n2\r\nbc\r\n0\r\n\r\n" if is_chunked else b"abc")
     eventually(lambda: application.closed == 1)
 
 
-def test_a_part_is_heard_when_it_is_said(serve: Serve) -> None:
-    go_on = threading.Event()
+def test_a_part_of_a_response_is_sent_at_once(serve: Serve) -> None:
+    may_continue = threading.Event()
 
-    def answer(_: WSGIEnvironment) -> Iterator[bytes]:
+    def respond(_: WSGIEnvironment) -> Iterator[bytes]:
         yield b"first"
-        go_on.wait(10)
+        may_continue.wait(10)
         yield b"second"
 
-    with serve(Application(answer)).connect() as connection:
+    with serve(Application(respond)).connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-        heard = b""
-        while b"first" not in heard:
-            heard += connection.recv(1000)
-        assert b"second" not in heard
-        go_on.set()
-        assert b"second" in rest(connection)
+        data = b""
+        while b"first" not in data:
+            data += connection.recv(1000)
+        assert b"second" not in data
+        may_continue.set()
+        assert b"second" in read_rest(connection)
 
 
 @pytest.mark.parametrize("parts", [[b"hello"], []])
-def test_the_head_alone_says_the_length(serve: Serve, parts: list[bytes]) -> None:
-    serving = serve(Application(lambda _: parts, ("Content-Length", "5")))
+def test_the_response_to_HEAD_has_the_length(serve: Serve, parts: list[bytes]) -> None:
+    running_server = serve(Application(lambda _: parts, ("Content-Length", "5")))
     for _ in range(2):
-        response, body = serving.get(verb="HEAD")
+        response, body = running_server.get(verb="HEAD")
         assert (response.headers.get_all("content-length"), body) == (["5"], b"")
 
 
 @pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
-def test_an_answer_without_content_has_none(serve: Serve, status: str) -> None:
+def test_a_response_without_content_has_no_body(serve: Serve, status: str) -> None:
     application = Application(lambda _: [], ("ETag", '"x"'), ("Content-Length", "0"))
     application.status = status
     response, body = serve(application).get()
@@ -288,42 +288,40 @@ def test_a_file_is_sent_whole(serve: Serve) -> None:
         assert serve(application).get()[1] == b"x" * 1_000_000
 
 
-@pytest.mark.parametrize("said", ["1", "100"])
-def test_an_answer_of_another_length_than_it_says_is_never_taken_for_whole_nor_for_the_next(
-    serve: Serve, said: str
-) -> None:
-    serving = serve(Application(lambda _: iter([b"ab", b"c"]), ("Content-Length", said)))
+@pytest.mark.parametrize("length", ["1", "100"])
+def test_a_response_of_a_wrong_length_ends_the_connection(serve: Serve, length: str) -> None:
+    running_server = serve(Application(lambda _: iter([b"ab", b"c"]), ("Content-Length", length)))
     request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
-    with serving.connect() as connection:
+    with running_server.connect() as connection:
         connection.sendall(request)
-        if said == "1":
-            heard = b""
-            while not heard.endswith(b"\r\n\r\na"):
-                heard += connection.recv(1000)
+        if length == "1":
+            data = b""
+            while not data.endswith(b"\r\n\r\na"):
+                data += connection.recv(1000)
         else:
-            assert rest(connection).endswith(b"\r\n\r\nabc")  # and then the end of the connection
+            assert read_rest(connection).endswith(b"\r\n\r\nabc")  # and then the connection ends
 
 
-def test_an_error_before_the_answer_is_500_and_one_within_it_ends_the_connection(
+def test_an_error_is_500_before_the_response_and_ends_the_connection_within_it(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def answer(environment: WSGIEnvironment) -> Iterator[bytes]:
+    def respond(environment: WSGIEnvironment) -> Iterator[bytes]:
         if environment["PATH_INFO"] == "/later":
             yield b"begun"
         raise ValueError("broken")
 
-    application = Application(answer)
-    serving = serve(application)
+    application = Application(respond)
+    running_server = serve(application)
     with caplog.at_level(logging.ERROR):
-        assert serving.get()[0].status == 500
-        later = serving.exchange(b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n")
-    assert b"begun" in later or later == b""
-    assert b"0\r\n\r\n" not in later
+        assert running_server.get()[0].status == 500
+        output = running_server.exchange_bytes(b"GET /later HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert b"begun" in output or output == b""
+    assert b"0\r\n\r\n" not in output
     eventually(lambda: application.closed == 2)
     assert caplog.text.count("ValueError: broken") == 2
 
 
-def test_a_value_cannot_become_a_header_of_its_own(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_header_value_with_a_line_break_is_500(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
         response, body = serve(Application(lambda _: [b"ok"], ("X-Y", "a\r\nSet-Cookie: b=c"))).get()
     assert response.status == 500
@@ -331,169 +329,169 @@ def test_a_value_cannot_become_a_header_of_its_own(serve: Serve, caplog: pytest.
     assert b"b=c" not in body
 
 
-# Bounds -----------------------------------------------------------------------------------------------------------
+# Limits -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "half", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na"]
+    "data", [b"", b"GET / HTTP/1.1\r\nHost: a\r\n", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na"]
 )
-def test_half_a_request_holds_no_thread(serve: Serve, half: bytes) -> None:
-    serving = serve(hello, threads=1)
+def test_an_incomplete_request_occupies_no_thread(serve: Serve, data: bytes) -> None:
+    running_server = serve(hello, threads=1)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
-            stack.enter_context(serving.connect()).sendall(half)
+            stack.enter_context(running_server.connect()).sendall(data)
         for _ in range(3):
-            assert serving.get()[1] == b"hello"
+            assert running_server.get()[1] == b"hello"
 
 
-def test_who_reads_slowly_holds_no_thread_and_gets_the_rest_later(serve: Serve) -> None:
-    def answer(environment: WSGIEnvironment) -> Iterator[bytes]:
+def test_a_slow_reader_occupies_no_thread_and_gets_the_whole_response(serve: Serve) -> None:
+    def respond(environment: WSGIEnvironment) -> Iterator[bytes]:
         return iter([b"x" * 100_000] * (300 if environment["PATH_INFO"] == "/much" else 1))
 
-    serving = serve(Application(answer), threads=1)
+    running_server = serve(Application(respond), threads=1)
     with contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(serving.connect()) for _ in range(2)]
-        for one in slow:
-            one.sendall(b"GET /much HTTP/1.0\r\n\r\n")
+        slow_clients = [stack.enter_context(running_server.connect()) for _ in range(2)]
+        for client in slow_clients:
+            client.sendall(b"GET /much HTTP/1.0\r\n\r\n")
         for _ in range(3):
-            assert len(serving.get()[1]) == 100_000
-        for one in slow:
-            assert len(rest(one).partition(b"\r\n\r\n")[2]) == MUCH
+            assert len(running_server.get()[1]) == 100_000
+        for client in slow_clients:
+            assert len(read_rest(client).partition(b"\r\n\r\n")[2]) == LARGE
 
 
-def test_who_never_reads_is_not_waited_for(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_that_is_never_read_is_closed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wsgi_server, "READ_SECONDS", 0.1)
     application = Application(lambda _: iter([b"x" * 100_000] * 300))
     with serve(application).connect() as connection:
         connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
         eventually(lambda: application.closed == 1)
-        assert len(rest(connection)) < MUCH
+        assert len(read_rest(connection)) < LARGE
 
 
-def test_who_goes_away_is_missed_and_the_answer_closed(serve: Serve) -> None:
+def test_a_response_is_closed_when_its_client_disconnects(serve: Serve) -> None:
     def ticks(_: WSGIEnvironment) -> Iterator[bytes]:
         while True:
             yield b"tick"
             threading.Event().wait(0.01)
 
     application = Application(ticks)
-    serving = serve(application, threads=1)
-    with serving.connect() as connection:
+    running_server = serve(application, threads=1)
+    with running_server.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert connection.recv(10)
     eventually(lambda: application.closed == 1)
 
 
-def test_who_goes_away_between_two_parts_is_missed_too(serve: Serve) -> None:
+def test_a_response_is_closed_when_its_client_disconnects_between_two_parts(serve: Serve) -> None:
     application = Application(lambda _: iter([b"x" * 100_000] * 300))
-    serving = serve(application, threads=1)
-    with serving.connect() as connection:
+    running_server = serve(application, threads=1)
+    with running_server.connect() as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
-        steps = serving.steps
-        eventually(lambda: serving.steps > steps)
+        steps = running_server.steps
+        eventually(lambda: running_server.steps > steps)
         assert application.closed == 0
     eventually(lambda: application.closed == 1)
 
 
-def test_more_requests_than_threads_wait_for_one(serve: Serve) -> None:
-    together = threading.Semaphore(0)
-    running: list[int] = []
+def test_requests_wait_while_all_threads_are_busy(serve: Serve) -> None:
+    semaphore = threading.Semaphore(0)
+    calls: list[int] = []
 
-    def answer(_: WSGIEnvironment) -> Iterable[bytes]:
-        running.append(1)
-        together.acquire(timeout=10)
+    def respond(_: WSGIEnvironment) -> Iterable[bytes]:
+        calls.append(1)
+        semaphore.acquire(timeout=10)
         return [b"ok"]
 
-    serving = serve(Application(answer, ("Content-Length", "2")), threads=2)
+    running_server = serve(Application(respond, ("Content-Length", "2")), threads=2)
     with contextlib.ExitStack() as stack:
-        clients = [stack.enter_context(serving.connect()) for _ in range(6)]
+        clients = [stack.enter_context(running_server.connect()) for _ in range(6)]
         for number, client in enumerate(clients):
             client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: %d\r\n\r\n" % number)
-        eventually(lambda: len(running) == 2)
-        assert serving.threads() == 2
+        eventually(lambda: len(calls) == 2)
+        assert running_server.threads() == 2
         for _ in clients:
-            together.release()
+            semaphore.release()
         for client in clients:
-            assert rest(client).endswith(b"ok")
-    assert serving.threads() == 2
+            assert read_rest(client).endswith(b"ok")
+    assert running_server.threads() == 2
 
 
-def test_who_sends_many_requests_leaves_threads_to_others_and_takes_turns_with_them(serve: Serve) -> None:
-    together = threading.Semaphore(0)
-    begun: list[str] = []
+def test_a_client_with_many_requests_shares_the_threads_with_other_clients(serve: Serve) -> None:
+    semaphore = threading.Semaphore(0)
+    names: list[str] = []
 
-    def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
+    def respond(environment: WSGIEnvironment) -> Iterable[bytes]:
         name = environment["HTTP_AUTHORIZATION"]
         if name not in users:
             users.append(name)
             environment["guildhall.owner"](len(users), None)
             return [b"ok"]
-        begun.append(name)
-        together.acquire(timeout=10)
+        names.append(name)
+        semaphore.acquire(timeout=10)
         return [b"ok"]
 
     users: list[str] = []
-    serving = serve(Application(answer, ("Content-Length", "2")), threads=8)
+    running_server = serve(Application(respond, ("Content-Length", "2")), threads=8)
     for name in ("greedy", "honest"):
-        serving.get(headers={"Authorization": name})
+        running_server.get(headers={"Authorization": name})
     with contextlib.ExitStack() as stack:
 
         def send(name: bytes, count: int) -> list[socket.socket]:
-            clients = [stack.enter_context(serving.connect()) for _ in range(count)]
+            clients = [stack.enter_context(running_server.connect()) for _ in range(count)]
             for client in clients:
                 client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: %b\r\n\r\n" % name)
             return clients
 
-        greedy = send(b"greedy", 20)
-        eventually(lambda: begun == ["greedy"] * 6)
-        honest = send(b"honest", 3)
-        eventually(lambda: begun[6:] == ["honest"])
+        greedy_clients = send(b"greedy", 20)
+        eventually(lambda: names == ["greedy"] * 6)
+        honest_clients = send(b"honest", 3)
+        eventually(lambda: names[6:] == ["honest"])
         for _ in range(4):
-            together.release()
-        eventually(lambda: begun.count("honest") == 3, what="those with fewer threads come first")
-        assert begun.count("greedy") <= 8
+            semaphore.release()
+        eventually(lambda: names.count("honest") == 3, what="the client with fewer threads comes first")
+        assert names.count("greedy") <= 8
         for _ in range(30):
-            together.release()
-        for client in (*greedy, *honest):
-            assert rest(client).endswith(b"ok")
+            semaphore.release()
+        for client in (*greedy_clients, *honest_clients):
+            assert read_rest(client).endswith(b"ok")
 
 
-def test_clients_that_nobody_knows_share_what_one_would_have(serve: Serve) -> None:
-    """Else who invents credentials for each request would come before all who have some."""
-    together, begun = threading.Semaphore(0), []
+def test_unknown_clients_share_the_threads_of_one_client(serve: Serve) -> None:
+    """Otherwise a client with invented credentials for each request would come before all known clients."""
+    semaphore, calls = threading.Semaphore(0), []
 
-    def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
+    def respond(environment: WSGIEnvironment) -> Iterable[bytes]:
         if environment["HTTP_AUTHORIZATION"] == "good":
             environment["guildhall.owner"](7, None)
             return [b"ok"]
-        begun.append(1)
-        together.acquire(timeout=10)
+        calls.append(1)
+        semaphore.acquire(timeout=10)
         return [b"ok"]
 
-    serving = serve(Application(answer, ("Content-Length", "2")), threads=8)
+    running_server = serve(Application(respond, ("Content-Length", "2")), threads=8)
     with contextlib.ExitStack() as stack:
-        serving.get(headers={"Authorization": "good"})
-        strangers = requests_of(serving, stack, b"/", 20)
-        eventually(lambda: len(begun) == 6)
-        assert serving.get(headers={"Authorization": "good"})[1] == b"ok"
-        assert len(begun) == 6
+        running_server.get(headers={"Authorization": "good"})
+        unknown_clients = send_requests(running_server, stack, b"/", 20)
+        eventually(lambda: len(calls) == 6)
+        assert running_server.get(headers={"Authorization": "good"})[1] == b"ok"
+        assert len(calls) == 6
         for _ in range(30):
-            together.release()
-        for client in strangers:
-            assert rest(client).endswith(b"ok")
+            semaphore.release()
+        for client in unknown_clients:
+            assert read_rest(client).endswith(b"ok")
 
 
-def test_who_has_many_addresses_or_spells_its_credentials_in_many_ways_is_one() -> None:
+def test_an_owner_with_many_addresses_or_credentials_counts_once() -> None:
     owners = Owners()
     assert {owners.of(client) for client in range(100)} == {STRANGER}
     for client in range(100):
         owners.learn(client, 7, 1)
-    known = [client for client in range(100) if owners.of(client) != STRANGER]
-    assert known == list(range(100 - wsgi_server.MAX_CLIENTS, 100))
-    assert {owners.of(client) for client in known} == {(7, 1)}
+    known_clients = [client for client in range(100) if owners.of(client) != STRANGER]
+    assert known_clients == list(range(100 - wsgi_server.MAX_CLIENTS, 100))
+    assert {owners.of(client) for client in known_clients} == {(7, 1)}
 
 
-def test_what_one_owner_does_makes_nobody_else_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_owner_cannot_displace_the_other_owners(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wsgi_server, "MAX_OWNERS", 3)
     owners = Owners()
     owners.learn(-1, 1, None)
@@ -501,13 +499,13 @@ def test_what_one_owner_does_makes_nobody_else_a_stranger(monkeypatch: pytest.Mo
         owners.learn(client, 7, 1)
     assert owners.of(-1) == (1, None)
     owners.learn(-2, 2, None)
-    owners.learn(-3, 3, None)  # beyond the bound, whoever was learnt first goes
+    owners.learn(-3, 3, None)  # beyond the limit, the oldest owner is forgotten
     assert (owners.of(-1), owners.of(-2), owners.of(-3)) == (STRANGER, (2, None), (3, None))
-    latest = range(1000 - wsgi_server.MAX_CLIENTS, 1000)
-    assert [client for client in range(-3, 1000) if owners.of(client) != STRANGER] == [-3, -2, *latest]
+    latest_clients = range(1000 - wsgi_server.MAX_CLIENTS, 1000)
+    assert [client for client in range(-3, 1000) if owners.of(client) != STRANGER] == [-3, -2, *latest_clients]
 
 
-def test_credentials_that_are_another_users_now_are_counted_for_that_one() -> None:
+def test_credentials_of_a_new_owner_count_for_the_new_owner() -> None:
     owners = Owners()
     owners.learn(5, 1, None)
     owners.learn(5, 2, 9)
@@ -523,44 +521,46 @@ def test_credentials_that_are_another_users_now_are_counted_for_that_one() -> No
     assert owners.of(5) == STRANGER
 
 
-def test_a_thread_keeps_nothing_of_a_request_that_was_answered(serve: Serve) -> None:
-    seen: list[weakref.ref[Any]] = []
+def test_a_thread_keeps_no_data_of_a_finished_request(serve: Serve) -> None:
+    references: list[weakref.ref[Any]] = []
 
     def application(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        seen.append(weakref.ref(environment["wsgi.input"]))
+        references.append(weakref.ref(environment["wsgi.input"]))
         return hello(environment, start)
 
     assert serve(application).get()[1] == b"hello"
-    eventually(lambda: gc.collect() >= 0 and seen[0]() is None)
+    eventually(lambda: gc.collect() >= 0 and references[0]() is None)
 
 
 class Workers:
-    """An application whose requests are at work until they are released; those to /wait say that they wait.
+    """An application whose requests work until they are released. Requests to /wait declare that they wait.
 
-    Those to /aside are at work on schemas, for long.
+    Requests to /aside do long work on schemas.
     """
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
-        self._together = threading.Semaphore(0)
+        self.paths: list[str] = []
+        self._semaphore = threading.Semaphore(0)
 
-    def answer(self, environment: WSGIEnvironment) -> Iterable[bytes]:
+    def respond(self, environment: WSGIEnvironment) -> Iterable[bytes]:
         if environment["PATH_INFO"] == "/wait":
             environment["guildhall.waits"]()
         if environment["PATH_INFO"] == "/aside":
             about_to_wait.get()()
-        self.begun.append(environment["PATH_INFO"])
-        self._together.acquire(timeout=10)
+        self.paths.append(environment["PATH_INFO"])
+        self._semaphore.acquire(timeout=10)
         return [b"ok"]
 
     def release(self, count: int = 100) -> None:
         for _ in range(count):
-            self._together.release()
+            self._semaphore.release()
 
 
-def requests_of(serving: Serving, stack: contextlib.ExitStack, path: bytes, count: int) -> list[socket.socket]:
-    """So many, each of another client."""
-    clients = [stack.enter_context(serving.connect()) for _ in range(count)]
+def send_requests(
+    running_server: RunningServer, stack: contextlib.ExitStack, path: bytes, count: int
+) -> list[socket.socket]:
+    """Send `count` requests, each from another client."""
+    clients = [stack.enter_context(running_server.connect()) for _ in range(count)]
     for number, client in enumerate(clients):
         head = b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: %b%d\r\n\r\n"
         client.sendall(head % (path, path, number))
@@ -568,124 +568,124 @@ def requests_of(serving: Serving, stack: contextlib.ExitStack, path: bytes, coun
 
 
 @pytest.fixture
-def no_turn_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PATIENCE_SECONDS", "HEAVY_PATIENCE_SECONDS", "OWN_PATIENCE_SECONDS"):
         monkeypatch.setattr(turns, name, 60.0)
 
 
-@pytest.mark.usefixtures("no_turn_is_long")
-def test_one_request_computes_at_a_time_and_those_that_wait_do_not_count(serve: Serve) -> None:
+@pytest.mark.usefixtures("no_long_turns")
+def test_one_request_computes_at_a_time_and_waiting_requests_do_not_count(serve: Serve) -> None:
     workers = Workers()
-    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
-    for _ in range(2):  # what was taken is given back
-        workers.begun.clear()
-        serving.begun.clear()
+    running_server = serve(Application(workers.respond, ("Content-Length", "2")), threads=20)
+    for _ in range(2):  # each turn is given back
+        workers.paths.clear()
+        running_server.exchanges.clear()
         with contextlib.ExitStack() as stack:
-            clients = requests_of(serving, stack, b"/wait", 12)
-            eventually(lambda: workers.begun == ["/wait"] * 12)
-            clients += requests_of(serving, stack, b"/work", 3)
-            eventually(lambda: workers.begun[12:] == ["/work"] and len(serving.begun) == 15)
-            serving.settle()
-            assert workers.begun[12:] == ["/work"]
+            clients = send_requests(running_server, stack, b"/wait", 12)
+            eventually(lambda: workers.paths == ["/wait"] * 12)
+            clients += send_requests(running_server, stack, b"/work", 3)
+            eventually(lambda: workers.paths[12:] == ["/work"] and len(running_server.exchanges) == 15)
+            running_server.wait_until_idle()
+            assert workers.paths[12:] == ["/work"]
             workers.release(15)
             for client in clients:
-                assert rest(client).endswith(b"ok")
-    assert workers.begun[12:] == ["/work"] * 3  # as many places as strangers get
+                assert read_rest(client).endswith(b"ok")
+    assert workers.paths[12:] == ["/work"] * 3  # unknown clients have this many places
 
 
-def test_a_request_that_is_about_to_wait_gives_back_what_a_step_gives_back(serve: Serve) -> None:
-    before = []
+def test_after_step_runs_before_a_request_waits(serve: Serve) -> None:
+    steps_before = []
 
-    def answer(environment: WSGIEnvironment) -> Iterable[bytes]:
+    def respond(environment: WSGIEnvironment) -> Iterable[bytes]:
         environment["guildhall.waits"]()
-        before.append(serving.steps)
+        steps_before.append(running_server.steps)
         return [b"ok"]
 
-    serving = serve(Application(answer, ("Content-Length", "2")))
-    assert serving.get()[1] == b"ok"
-    assert before == [1]
+    running_server = serve(Application(respond, ("Content-Length", "2")))
+    assert running_server.get()[1] == b"ok"
+    assert steps_before == [1]
 
 
-@pytest.mark.usefixtures("no_turn_is_long")
-def test_work_that_steps_aside_does_not_count(serve: Serve) -> None:
+@pytest.mark.usefixtures("no_long_turns")
+def test_schema_work_does_not_count_as_computing(serve: Serve) -> None:
     workers = Workers()
-    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
+    running_server = serve(Application(workers.respond, ("Content-Length", "2")), threads=20)
     with contextlib.ExitStack() as stack:
-        clients = requests_of(serving, stack, b"/aside", 12)
-        eventually(lambda: workers.begun == ["/aside"] * 12)
+        clients = send_requests(running_server, stack, b"/aside", 12)
+        eventually(lambda: workers.paths == ["/aside"] * 12)
         workers.release()
         for client in clients:
-            assert rest(client).endswith(b"ok")
+            assert read_rest(client).endswith(b"ok")
 
 
-def test_what_takes_long_lets_others_work(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_request_lets_other_requests_compute(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "OWN_PATIENCE_SECONDS", 0.05)
     workers = Workers()
-    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
-    for count in (12, 15):  # what was taken is given back: strangers get 15 places
-        workers.begun.clear()
+    running_server = serve(Application(workers.respond, ("Content-Length", "2")), threads=20)
+    for count in (12, 15):  # each turn is given back: unknown clients have 15 places
+        workers.paths.clear()
         with contextlib.ExitStack() as stack:
-            clients = requests_of(serving, stack, b"/work", count)
-            eventually(lambda count=count: workers.begun == ["/work"] * count)
+            clients = send_requests(running_server, stack, b"/work", count)
+            eventually(lambda count=count: workers.paths == ["/work"] * count)
             workers.release(count)
             for client in clients:
-                assert rest(client).endswith(b"ok")
+                assert read_rest(client).endswith(b"ok")
 
 
-@pytest.mark.usefixtures("no_turn_is_long")
-def test_a_client_that_goes_away_while_it_waits_for_its_turn_leaves_it_to_others(serve: Serve) -> None:
+@pytest.mark.usefixtures("no_long_turns")
+def test_a_client_that_disconnects_in_the_queue_loses_its_turn(serve: Serve) -> None:
     workers = Workers()
-    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=20)
+    running_server = serve(Application(workers.respond, ("Content-Length", "2")), threads=20)
     with contextlib.ExitStack() as stack:
-        (first,) = requests_of(serving, stack, b"/work", 1)
-        eventually(lambda: workers.begun == ["/work"])
-        (gone,) = requests_of(serving, stack, b"/gone", 1)
-        eventually(lambda: len(serving.begun) == 2)
-        serving.settle()
-        gone.close()
-        eventually(lambda: serving.ended == serving.begun[1:])
-        (last,) = requests_of(serving, stack, b"/last", 1)
+        (first_client,) = send_requests(running_server, stack, b"/work", 1)
+        eventually(lambda: workers.paths == ["/work"])
+        (closed_client,) = send_requests(running_server, stack, b"/gone", 1)
+        eventually(lambda: len(running_server.exchanges) == 2)
+        running_server.wait_until_idle()
+        closed_client.close()
+        eventually(lambda: running_server.finished_exchanges == running_server.exchanges[1:])
+        (last_client,) = send_requests(running_server, stack, b"/last", 1)
         workers.release()
-        assert rest(first).endswith(b"ok")
-        assert rest(last).endswith(b"ok")
-    assert workers.begun == ["/work", "/last"]
+        assert read_rest(first_client).endswith(b"ok")
+        assert read_rest(last_client).endswith(b"ok")
+    assert workers.paths == ["/work", "/last"]
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_sent(serve: Serve) -> None:
     application = Application(lambda _: [b"ok"])
-    said = serve(application).exchange(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4000001\r\n\r\n")
-    assert b" 413 " in said
+    response = serve(application).exchange_bytes(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4000001\r\n\r\n")
+    assert b" 413 " in response
     assert application.environments == []
 
 
-def test_a_body_that_does_not_come_in_time_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_body_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BODY_SECONDS", 0.1)
     application = Application(lambda _: [b"ok"])
-    said = serve(application).exchange(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
-    assert b" 408 " in said
+    response = serve(application).exchange_bytes(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\na")
+    assert b" 408 " in response
     assert application.environments == []
 
 
-def test_a_body_much_larger_than_allowed_is_refused_and_its_client_hears_it(serve: Serve) -> None:
-    serving = serve(echo)
+def test_a_client_gets_the_refusal_of_a_much_too_large_body(serve: Serve) -> None:
+    running_server = serve(echo)
     for version in (1, 0):  # with HTTP/1.0, as nginx speaks it, no other request may follow
         head = b"POST / HTTP/1.%d\r\nHost: a\r\nContent-Length: 20000000\r\n\r\n" % version
-        assert serving.exchange(head, b"x" * 20_000_000).startswith(b"HTTP/1.1 413 ")
+        assert running_server.exchange_bytes(head, b"x" * 20_000_000).startswith(b"HTTP/1.1 413 ")
 
 
-def large(client: bytes, size: int = 100_000, verb: bytes = b"POST", path: bytes = b"/wait") -> bytes:
-    """A request with a body that counts, of a client with these credentials."""
+def large_request(client: bytes, size: int = 100_000, verb: bytes = b"POST", path: bytes = b"/wait") -> bytes:
+    """A request of a client with these credentials, with a body that is large enough to count."""
     head = b"%b %b HTTP/1.1\r\nHost: a\r\nConnection: close\r\nAuthorization: %b\r\nContent-Length: %d\r\n\r\n"
     return head % (verb, path, client, size) + b"x" * size
 
 
 class Senders:
-    """Clients whose requests hang in the application, and what becomes of them."""
+    """Clients whose requests hang in the application."""
 
     def __init__(self, serve: Serve) -> None:
         self._stack = contextlib.ExitStack()
         self.workers = Workers()
-        self.serving = serve(Application(self.workers.answer, ("Content-Length", "2")), threads=20)
+        self.server = serve(Application(self.workers.respond, ("Content-Length", "2")), threads=20)
 
     def __enter__(self) -> Senders:
         return self
@@ -694,131 +694,133 @@ class Senders:
         self.workers.release()
         self._stack.close()
 
-    def send(self, said: bytes, address: str = "127.0.0.1") -> socket.socket:
-        connection = self._stack.enter_context(self.serving.connect(address))
-        connection.sendall(said)
+    def send(self, request: bytes, address: str = "127.0.0.1") -> socket.socket:
+        connection = self._stack.enter_context(self.server.connect(address))
+        connection.sendall(request)
         return connection
 
-    def hang(self, said: bytes, address: str = "127.0.0.1") -> socket.socket:
-        before = len(self.workers.begun)
-        connection = self.send(said, address)
-        eventually(lambda: len(self.workers.begun) == before + 1)
+    def hang(self, request: bytes, address: str = "127.0.0.1") -> socket.socket:
+        count_before = len(self.workers.paths)
+        connection = self.send(request, address)
+        eventually(lambda: len(self.workers.paths) == count_before + 1)
         return connection
 
-    def status(self, said: bytes, address: str = "127.0.0.1") -> int:
-        """Of a request that is refused."""
-        return int(rest(self.send(said, address)).split()[1])
+    def status(self, request: bytes, address: str = "127.0.0.1") -> int:
+        """The status of a refused request."""
+        return int(read_rest(self.send(request, address)).split()[1])
 
 
-def test_a_client_whose_large_requests_hang_keeps_no_room_from_others(
+def test_large_bodies_of_one_client_leave_memory_for_other_clients(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wsgi_server, "BODIES_OF_CLIENT", 200_000)
     monkeypatch.setattr(wsgi_server, "BODIES", 400_000)
     with Senders(serve) as senders:
-        hanging = [senders.hang(large(b"a")) for _ in range(2)]
-        assert senders.status(large(b"a")) == 429
-        hanging += [senders.hang(large(b"b")), senders.hang(large(b"b"))]
-        assert senders.status(large(b"c")) == 503
-        hanging += [senders.hang(large(b"c", wsgi_server.SHORT_BODY)), senders.hang(large(b"c", 0))]
+        clients = [senders.hang(large_request(b"a")) for _ in range(2)]
+        assert senders.status(large_request(b"a")) == 429
+        clients += [senders.hang(large_request(b"b")), senders.hang(large_request(b"b"))]
+        assert senders.status(large_request(b"c")) == 503
+        clients += [senders.hang(large_request(b"c", wsgi_server.SHORT_BODY)), senders.hang(large_request(b"c", 0))]
         senders.workers.release()
-        assert all(rest(one).endswith(b"ok") for one in hanging)
-        for client in (b"a", b"b"):  # each has all of its room again
-            said = large(client, 200_000)
-            eventually(lambda said=said: rest(senders.send(said)).endswith(b"ok"))
+        assert all(read_rest(connection).endswith(b"ok") for connection in clients)
+        for client in (b"a", b"b"):  # each client can use its whole limit again
+            request = large_request(client, 200_000)
+            eventually(lambda request=request: read_rest(senders.send(request)).endswith(b"ok"))
 
 
-def test_an_address_with_many_credentials_keeps_no_room_from_another(
+def test_large_bodies_of_one_address_leave_memory_for_other_addresses(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wsgi_server, "BODIES_OF_ADDRESS", 300_000)
     monkeypatch.setattr(wsgi_server, "BODIES", 400_000)
     with Senders(serve) as senders:
         for client in (b"a", b"b", b"c"):
-            senders.hang(large(client), "127.0.0.2")
-        assert senders.status(large(b"d"), "127.0.0.2") == 429
-        senders.hang(large(b"e"))
+            senders.hang(large_request(client), "127.0.0.2")
+        assert senders.status(large_request(b"d"), "127.0.0.2") == 429
+        senders.hang(large_request(b"e"))
 
 
-def test_what_is_sent_with_a_GET_is_not_kept(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_body_of_a_GET_is_not_stored(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wsgi_server, "BODIES", 100_000)
     with Senders(serve) as senders:
         for client in (b"a", b"b"):
-            senders.hang(large(client, verb=b"GET"))
-        senders.hang(large(b"c"))
+            senders.hang(large_request(client, verb=b"GET"))
+        senders.hang(large_request(b"c"))
 
 
-def test_a_body_that_grows_comes_through_among_many_that_do_not(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_growing_body_succeeds_among_many_stalled_bodies(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wsgi_server, "PARTIAL_BODIES", 500_000)
     with Senders(serve) as senders:
-        said, held = large(b"honest", 300_000), senders.serving.held
-        head = len(said) - 300_000
-        honest = senders.send(said[:30_000])
-        eventually(lambda: held(honest) >= 30_000 - head)
-        stalled: list[socket.socket] = []
+        request, bytes_in_memory = large_request(b"honest", 300_000), senders.server.bytes_in_memory
+        head_size = len(request) - 300_000
+        growing_client = senders.send(request[:30_000])
+        eventually(lambda: bytes_in_memory(growing_client) >= 30_000 - head_size)
+        stalled_clients: list[socket.socket] = []
         for number in range(10):
-            stalled.append(senders.send(large(b"%d" % number)[:-1], f"127.0.0.{2 + number}"))
-            eventually(lambda: held(stalled[-1]) >= 99_999)
-            honest.sendall(said[30_000 + 20_000 * number : 50_000 + 20_000 * number])
-            eventually(lambda number=number: held(honest) >= 50_000 + 20_000 * number - head)
-            eventually(lambda: sum(map(held, [honest, *stalled])) <= 500_000 + HEADS)
-        assert rest(stalled[0]) == b""
-        honest.sendall(said[230_000:])
-        eventually(lambda: senders.workers.begun == ["/wait"])
+            stalled_clients.append(senders.send(large_request(b"%d" % number)[:-1], f"127.0.0.{2 + number}"))
+            eventually(lambda: bytes_in_memory(stalled_clients[-1]) >= 99_999)
+            growing_client.sendall(request[30_000 + 20_000 * number : 50_000 + 20_000 * number])
+            eventually(lambda number=number: bytes_in_memory(growing_client) >= 50_000 + 20_000 * number - head_size)
+            eventually(
+                lambda: sum(map(bytes_in_memory, [growing_client, *stalled_clients])) <= 500_000 + HEAD_ALLOWANCE
+            )
+        assert read_rest(stalled_clients[0]) == b""
+        growing_client.sendall(request[230_000:])
+        eventually(lambda: senders.workers.paths == ["/wait"])
         senders.workers.release()
-        assert rest(honest).endswith(b"ok")
+        assert read_rest(growing_client).endswith(b"ok")
 
 
-def test_a_head_alone_takes_no_room_from_bodies(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_without_its_body_does_not_count_as_a_body(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wsgi_server, "PARTIAL_BODIES", 200_000)
     with Senders(serve) as senders:
-        stalled = senders.send(large(b"a")[:-1])
-        eventually(lambda: senders.serving.held(stalled) >= 99_999)
+        stalled_client = senders.send(large_request(b"a")[:-1])
+        eventually(lambda: senders.server.bytes_in_memory(stalled_client) >= 99_999)
         for number in range(10):
-            senders.send(large(b"%d" % number, 4_000_000)[:200])
-        eventually(lambda: len(senders.serving.begun) == 11)
-        stalled.sendall(b"x")
-        eventually(lambda: senders.workers.begun == ["/wait"])
-        # It is complete, and takes no room from those to come.
-        others = [senders.send(large(client)[:-1]) for client in (b"b", b"c")]
-        eventually(lambda: all(senders.serving.held(one) >= 99_999 for one in others))
-        for one in others:
-            one.sendall(b"x")
-        eventually(lambda: senders.workers.begun == ["/wait"] * 3)
+            senders.send(large_request(b"%d" % number, 4_000_000)[:200])
+        eventually(lambda: len(senders.server.exchanges) == 11)
+        stalled_client.sendall(b"x")
+        eventually(lambda: senders.workers.paths == ["/wait"])
+        # This body is complete and does not count against later bodies.
+        later_clients = [senders.send(large_request(client)[:-1]) for client in (b"b", b"c")]
+        eventually(lambda: all(senders.server.bytes_in_memory(client) >= 99_999 for client in later_clients))
+        for client in later_clients:
+            client.sendall(b"x")
+        eventually(lambda: senders.workers.paths == ["/wait"] * 3)
 
 
-def test_a_request_is_not_begun_when_its_client_closes_the_connection_or_stops_sending(serve: Serve) -> None:
+def test_a_waiting_request_does_not_begin_after_its_client_disconnects(serve: Serve) -> None:
     workers = Workers()
-    serving = serve(Application(workers.answer, ("Content-Length", "2")), threads=4)
+    running_server = serve(Application(workers.respond, ("Content-Length", "2")), threads=4)
     with contextlib.ExitStack() as stack:
-        busy = requests_of(serving, stack, b"/wait", 3)
-        eventually(lambda: len(workers.begun) == 3)
-        closed, stopped = requests_of(serving, stack, b"/next", 2)
-        eventually(lambda: len(serving.begun) == 5)
-        serving.settle()
-        closed.close()
-        stopped.shutdown(socket.SHUT_WR)
-        eventually(lambda: set(serving.ended) == set(serving.begun[3:]))
-        assert rest(stopped) == b""
+        busy_clients = send_requests(running_server, stack, b"/wait", 3)
+        eventually(lambda: len(workers.paths) == 3)
+        closed_client, half_closed_client = send_requests(running_server, stack, b"/next", 2)
+        eventually(lambda: len(running_server.exchanges) == 5)
+        running_server.wait_until_idle()
+        closed_client.close()
+        half_closed_client.shutdown(socket.SHUT_WR)
+        eventually(lambda: set(running_server.finished_exchanges) == set(running_server.exchanges[3:]))
+        assert read_rest(half_closed_client) == b""
         workers.release()
-        assert all(rest(one).endswith(b"ok") for one in busy)
-    assert workers.begun == ["/wait"] * 3
+        assert all(read_rest(client).endswith(b"ok") for client in busy_clients)
+    assert workers.paths == ["/wait"] * 3
 
 
-def test_requests_that_are_answered_at_the_end_have_a_while_and_no_longer(serve: Serve) -> None:
-    go_on = threading.Event()
+def test_running_requests_have_limited_time_when_the_server_stops(serve: Serve) -> None:
+    may_continue = threading.Event()
 
-    def wait(environment: WSGIEnvironment) -> Iterable[bytes]:
-        go_on.wait(0.3 if environment["PATH_INFO"] == "/soon" else 20)
+    def respond_later(environment: WSGIEnvironment) -> Iterable[bytes]:
+        may_continue.wait(0.3 if environment["PATH_INFO"] == "/soon" else 20)
         return [b"ok"]
 
-    application = Application(wait, ("Content-Length", "2"))
-    serving = serve(application)
-    with serving.connect() as soon, serving.connect() as late:
-        for one, path in ((soon, b"/soon"), (late, b"/late")):
-            one.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
+    application = Application(respond_later, ("Content-Length", "2"))
+    running_server = serve(application)
+    with running_server.connect() as quick_client, running_server.connect() as slow_client:
+        for client, path in ((quick_client, b"/soon"), (slow_client, b"/late")):
+            client.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n")
         eventually(lambda: len(application.environments) == 2)
-        serving.on_loop(serving.server.stop(1)).result(5)
-        assert rest(soon).endswith(b"ok")
-        assert rest(late) == b""
-    go_on.set()
+        running_server.on_loop(running_server.server.stop(1)).result(5)
+        assert read_rest(quick_client).endswith(b"ok")
+        assert read_rest(slow_client) == b""
+    may_continue.set()

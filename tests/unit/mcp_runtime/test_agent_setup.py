@@ -1,4 +1,4 @@
-"""What an agent needs, and what it is given of the environment."""
+"""The requirements of an agent, and its environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_a_missing_sdk_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_about_a_missing_sdk_names_the_requirements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "claude_agent_sdk", None)
     assert "pip install -r requirements-agent.txt" in setup.problem({"ANTHROPIC_API_KEY": "k"})
 
@@ -29,12 +29,12 @@ def test_any_of_the_keys_is_enough(sdk: None, tmp_path: Path, name: str) -> None
     assert setup.problem({"HOME": str(tmp_path), name: "k"}) == ""
 
 
-def test_a_missing_key_is_said_with_what_to_set(sdk: None, tmp_path: Path) -> None:
+def test_the_error_about_a_missing_key_names_the_variable(sdk: None, tmp_path: Path) -> None:
     for environment in ({}, {"ANTHROPIC_API_KEY": ""}, {"ANTHROPIC_BASE_URL": "http://localhost"}):
         assert "set ANTHROPIC_API_KEY" in setup.problem({"HOME": str(tmp_path), **environment})
 
 
-def test_a_login_is_as_good_as_a_key(sdk: None, tmp_path: Path) -> None:
+def test_a_login_replaces_a_key(sdk: None, tmp_path: Path) -> None:
     (tmp_path / ".claude").mkdir()
     (tmp_path / ".claude" / ".credentials.json").write_text("{}")
     assert setup.problem({"HOME": str(tmp_path)}) == ""
@@ -42,15 +42,15 @@ def test_a_login_is_as_good_as_a_key(sdk: None, tmp_path: Path) -> None:
     assert setup.problem({"HOME": "/nowhere"}) != ""
 
 
-def test_the_agent_gets_its_own_variables_and_none_of_the_halls() -> None:
-    own = {
+def test_the_agent_gets_no_variables_of_the_hall() -> None:
+    environment = {
         "ANTHROPIC_API_KEY": "k",
         "ANTHROPIC_BASE_URL": "http://localhost:1",
         "DATABASE_URL": "postgres://secret",
         "SECRET_KEY": "secret",
         "CLAUDECODE": "1",
     }
-    variables = setup.agent_environment(own, Path("/data/agent"))
+    variables = setup.agent_environment(environment, Path("/data/agent"))
     assert variables == {
         "ANTHROPIC_API_KEY": "k",
         "ANTHROPIC_BASE_URL": "http://localhost:1",
@@ -61,10 +61,10 @@ def test_the_agent_gets_its_own_variables_and_none_of_the_halls() -> None:
 
 def test_a_login_stays_where_the_user_has_it() -> None:
     assert setup.agent_environment({}, Path("/data/agent")) == setup.QUIET
-    own = {"ANTHROPIC_API_KEY": "k", "CLAUDE_CONFIG_DIR": "/my/own"}
-    assert setup.agent_environment(own, Path("/data/agent"))["CLAUDE_CONFIG_DIR"] == "/my/own"
+    environment = {"ANTHROPIC_API_KEY": "k", "CLAUDE_CONFIG_DIR": "/my/own"}
+    assert setup.agent_environment(environment, Path("/data/agent"))["CLAUDE_CONFIG_DIR"] == "/my/own"
 
 
-def test_tools_are_called_as_the_agent_calls_them() -> None:
+def test_tool_rule_gives_the_agents_name_of_a_tool() -> None:
     assert tool_rule("notes") == "mcp__notes"
     assert tool_rule("notes", "files/read.v1, all(x)") == "mcp__notes__files_read_v1__all_x_"

@@ -1,4 +1,4 @@
-"""Birthmarks as the kernel hands them on."""
+"""Birthmarks, which the kernel passes on to child processes."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ ANNA = f"{RUNTIME}1/anna"
 
 
 @pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    processes: list[subprocess.Popen[bytes]] = []
-    yield processes
-    for process in processes:
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started_processes: list[subprocess.Popen[bytes]] = []
+    yield started_processes
+    for process in started_processes:
         process.kill()
         process.wait()
 
 
-def sleeper() -> subprocess.Popen[bytes]:
+def start_sleep() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["env", "-i", shutil.which("sleep") or "", "600"], start_new_session=True)
 
 
-def test_who_is_started_within_has_it_and_we_and_those_after_have_not(started: list[subprocess.Popen[bytes]]) -> None:
-    before = resource.getrlimit(birthmark.LIMIT)
+def test_only_a_process_started_within_the_context_has_the_birthmark(processes: list[subprocess.Popen[bytes]]) -> None:
+    limit_before = resource.getrlimit(birthmark.LIMIT)
     with birthmark.inheritance(ANNA):
-        started.append(sleeper())
-    started.append(sleeper())
-    assert [birthmark.is_for(process.pid, ANNA) for process in started] == [True, False]
-    assert resource.getrlimit(birthmark.LIMIT) == before
+        processes.append(start_sleep())
+    processes.append(start_sleep())
+    assert [birthmark.is_for(process.pid, ANNA) for process in processes] == [True, False]
+    assert resource.getrlimit(birthmark.LIMIT) == limit_before
 
 
-def test_it_is_that_of_one_member_and_of_its_runtime(started: list[subprocess.Popen[bytes]]) -> None:
+def test_a_birthmark_belongs_to_one_member_and_its_runtime(processes: list[subprocess.Popen[bytes]]) -> None:
     with birthmark.inheritance(ANNA):
-        started.append(sleeper())
-    pid = started[0].pid
+        processes.append(start_sleep())
+    pid = processes[0].pid
     assert birthmark.is_for(pid, ANNA)
     assert birthmark.is_for(pid, RUNTIME)
     hall = RUNTIME.partition("/")[0]
-    for other in (
+    for other_tag in (
         f"{RUNTIME}2/anna",
         f"{hall}/1.2.3.5/",
         f"{hall}/",
@@ -58,53 +58,53 @@ def test_it_is_that_of_one_member_and_of_its_runtime(started: list[subprocess.Po
         "/",
         "",
     ):
-        assert not birthmark.is_for(pid, other), other
+        assert not birthmark.is_for(pid, other_tag), other_tag
 
 
-def test_who_ended_has_none(started: list[subprocess.Popen[bytes]]) -> None:
+def test_a_process_that_ended_has_no_birthmark(processes: list[subprocess.Popen[bytes]]) -> None:
     with birthmark.inheritance(ANNA):
-        process = sleeper()
+        process = start_sleep()
     process.kill()
     process.wait()
     assert not birthmark.is_for(process.pid, ANNA)
 
 
-def test_two_that_start_something_at_once_do_not_mix_theirs_up(started: list[subprocess.Popen[bytes]]) -> None:
-    marks = [f"{RUNTIME}{number}/x" for number in range(12)]
-    born: dict[str, subprocess.Popen[bytes]] = {}
+def test_concurrent_threads_give_each_process_its_own_birthmark(processes: list[subprocess.Popen[bytes]]) -> None:
+    tags = [f"{RUNTIME}{number}/x" for number in range(12)]
+    processes_by_tag: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(mark: str) -> None:
-        with birthmark.inheritance(mark):
-            born[mark] = sleeper()
-            started.append(born[mark])
+    def start(tag: str) -> None:
+        with birthmark.inheritance(tag):
+            processes_by_tag[tag] = start_sleep()
+            processes.append(processes_by_tag[tag])
 
-    threads = [threading.Thread(target=start, args=(mark,)) for mark in marks]
+    threads = [threading.Thread(target=start, args=(tag,)) for tag in tags]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert all(birthmark.is_for(born[mark].pid, mark) for mark in marks)
+    assert all(birthmark.is_for(processes_by_tag[tag].pid, tag) for tag in tags)
 
 
-def test_numbers_differ_and_limit_nobody() -> None:
+def test_birthmarks_are_unique_and_too_large_to_limit_a_process() -> None:
     numbers = {birthmark.number_of(f"{uuid.uuid4()}/1.2.3.4/{number}/x") for number in range(10_000)}
     assert len(numbers) == 10_000
     hundred_thousand_years = 100_000 * 365 * 24 * 3600 * 1_000_000
     assert all(hundred_thousand_years < number < 2**63 for number in numbers)
 
 
-def test_where_the_limit_may_not_be_set_so_high_all_else_works() -> None:
+def test_a_process_starts_without_birthmark_if_the_limit_is_too_low() -> None:
     script = (
         "import resource, subprocess; from mcp_runtime.system import birthmark\n"
         "resource.setrlimit(birthmark.LIMIT, (1000, 2000))\n"
         "with birthmark.inheritance('a/b/c'): child = subprocess.Popen(['sleep', '600'])\n"
         "print(birthmark.is_for(child.pid, 'a/b/c'), resource.getrlimit(birthmark.LIMIT)); child.kill()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
-    assert done.stdout == "False (1000, 2000)\n", done.stderr
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert result.stdout == "False (1000, 2000)\n", result.stderr
 
 
-def test_elsewhere_than_on_linux_nobody_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_process_has_a_birthmark_outside_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(birthmark.sys, "platform", "darwin")
     monkeypatch.setattr(birthmark.resource, "setrlimit", pytest.fail)
     with birthmark.inheritance(ANNA):

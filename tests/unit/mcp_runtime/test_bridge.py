@@ -1,4 +1,4 @@
-"""The bridge as a real process in front of a real stdio server, asked over raw HTTP."""
+"""The bridge as a real process in front of a real stdio server, called over raw HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ INITIALIZE = {
     "capabilities": {"sampling": {}, "roots": {}},
     "clientInfo": {"name": "t"},
 }
-BOTH = {"Accept": "application/json, text/event-stream"}
+ACCEPT_BOTH = {"Accept": "application/json, text/event-stream"}
 
 if os.environ.get("COVERAGE_PROCESS_CONFIG"):
     bridge.ISOLATED.clear()  # without the installed packages it could not be measured
@@ -43,8 +43,8 @@ if os.environ.get("COVERAGE_PROCESS_CONFIG"):
 Event = dict[str, Any]
 
 
-class Bridged:
-    """A bridge in a folder of its own, answering; its server is its one child."""
+class RunningBridge:
+    """A bridge in its own folder. Its server is its only child process."""
 
     def __init__(self, folder: Path, port: int, argv: list[str], *, max_bytes: int) -> None:
         self.folder = folder
@@ -67,60 +67,60 @@ class Bridged:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def server(self) -> psutil.Process:
-        """The server's own process: past its exec."""
-        found: list[psutil.Process] = []
+        """The process of the server, after its exec."""
+        children: list[psutil.Process] = []
 
-        def is_there() -> bool:
+        def has_server() -> bool:
             with contextlib.suppress(psutil.Error):
-                found[:] = psutil.Process(self.process.pid).children()
-                return bool(found) and found[0].cmdline() != psutil.Process(self.process.pid).cmdline()
+                children[:] = psutil.Process(self.process.pid).children()
+                return bool(children) and children[0].cmdline() != psutil.Process(self.process.pid).cmdline()
             return False
 
-        eventually(is_there, what="the bridge's child is the server")
-        return found[0]
+        eventually(has_server, what="the bridge's child is the server")
+        return children[0]
 
-    # Asking
+    # Requests
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
 
-    def post(self, message: Any, connection: http.client.HTTPConnection | None = None, **headers: str) -> Answer:
-        used = connection or self.connect()
+    def post(self, message: Any, connection: http.client.HTTPConnection | None = None, **headers: str) -> Response:
+        open_connection = connection or self.connect()
         body = message if isinstance(message, bytes) else json.dumps(message).encode()
-        named = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
-        used.request("POST", "/mcp", body, named)
-        answer = Answer(used.getresponse())
+        all_headers = {"Content-Type": "application/json"} | {k.replace("_", "-"): v for k, v in headers.items()}
+        open_connection.request("POST", "/mcp", body, all_headers)
+        response = Response(open_connection.getresponse())
         if connection is None:
-            used.close()
-        return answer
+            open_connection.close()
+        return response
 
-    def ask(self, method: str, params: Any = None, request_id: Any = 1, **headers: str) -> Answer:
+    def ask(self, method: str, params: Any = None, request_id: Any = 1, **headers: str) -> Response:
         message = {"jsonrpc": "2.0", "id": request_id, "method": method}
         return self.post(message if params is None else {**message, "params": params}, **headers)
 
-    def initialize(self, **headers: str) -> Answer:
+    def initialize(self, **headers: str) -> Response:
         return self.ask("initialize", INITIALIZE, **headers)
 
-    def call(self, tool: str, request_id: Any = 1, meta: Any = None, **arguments: Any) -> Answer:
+    def call(self, tool: str, request_id: Any = 1, meta: Any = None, **arguments: Any) -> Response:
         params = {"name": tool, "arguments": arguments} | ({"_meta": meta} if meta else {})
-        return self.ask("tools/call", params, request_id, **BOTH)
+        return self.ask("tools/call", params, request_id, **ACCEPT_BOTH)
 
-    def notify(self, method: str, params: Any = None, **headers: str) -> Answer:
+    def notify(self, method: str, params: Any = None, **headers: str) -> Response:
         return self.post({"jsonrpc": "2.0", "method": method, "params": params or {}}, **headers)
 
     def received(self) -> list[Any]:
         """Everything that the server has read."""
-        found: list[Any] = json.loads(self.call("received").text)
-        return found
+        messages: list[Any] = json.loads(self.call("received").text)
+        return messages
 
     def raw(self, request: str) -> bytes:
-        """`request` byte for byte; everything that comes back until the bridge closes."""
+        """Send `request` byte for byte and return all bytes until the bridge closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
             connection.sendall(request.replace("\n", "\r\n").encode())
             return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
-class Answer:
+class Response:
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status = response.status
         self.headers = response.headers
@@ -149,278 +149,287 @@ class Answer:
         return self.message["error"]["code"], self.message["error"]["message"]
 
 
-Make = Callable[..., Bridged]
+MakeBridge = Callable[..., RunningBridge]
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Bridged] = []
+def make(tmp_path: Path) -> Iterator[MakeBridge]:
+    bridges: list[RunningBridge] = []
 
-    def make(*modes: str, argv: list[str] | None = None, ready: bool = True, max_bytes: int = 1_000_000) -> Bridged:
+    def make(
+        *modes: str, argv: list[str] | None = None, is_ready: bool = True, max_bytes: int = 1_000_000
+    ) -> RunningBridge:
         shutil.copy(SERVER, tmp_path / "server.py")
         command = [sys.executable, "server.py", *modes] if argv is None else argv
         while True:
-            made.append(found := Bridged(tmp_path, free_port(), command, max_bytes=max_bytes))
-            if not ready:
-                return found
-            eventually(lambda: found.is_listening() or found.process.poll() is not None, what="the bridge listens")
-            if bridge.PORT_TAKEN not in found.stderr():
-                return found
+            bridges.append(running_bridge := RunningBridge(tmp_path, free_port(), command, max_bytes=max_bytes))
+            if not is_ready:
+                return running_bridge
+            eventually(
+                lambda: running_bridge.is_listening() or running_bridge.process.poll() is not None,
+                what="the bridge listens",
+            )
+            if bridge.PORT_TAKEN not in running_bridge.stderr():
+                return running_bridge
 
     yield make
-    for bridged in made:
+    for running_bridge in bridges:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(bridged.process.pid, signal.SIGKILL)
-        bridged.process.wait()
+            os.killpg(running_bridge.process.pid, signal.SIGKILL)
+        running_bridge.process.wait()
 
 
 @pytest.fixture
-def ready(make: Make) -> Bridged:
-    """One that has shaken hands."""
-    bridged = make()
-    assert bridged.initialize().status == 200
-    return bridged
+def ready_bridge(make: MakeBridge) -> RunningBridge:
+    """A bridge after the handshake."""
+    running_bridge = make()
+    assert running_bridge.initialize().status == 200
+    return running_bridge
 
 
-# Requests and answers ---------------------------------------------------------------------------------------------
+# Requests and responses -------------------------------------------------------------------------------------------
 
 
-def test_a_request_comes_back_with_the_servers_answer(ready: Bridged) -> None:
-    answer = ready.ask("tools/list", {}, "seven")
-    assert (answer.status, answer.kind) == (200, "application/json")
-    assert answer.message["id"] == "seven"
-    assert "echo" in [tool["name"] for tool in answer.message["result"]["tools"]]
+def test_a_request_gets_the_servers_response(ready_bridge: RunningBridge) -> None:
+    response = ready_bridge.ask("tools/list", {}, "seven")
+    assert (response.status, response.kind) == (200, "application/json")
+    assert response.message["id"] == "seven"
+    assert "echo" in [tool["name"] for tool in response.message["result"]["tools"]]
 
 
 @pytest.mark.parametrize("request_id", [0, 7, -3, 2**60, "7", "", "é\n"])
-def test_a_caller_gets_its_own_id_back_in_its_own_type(ready: Bridged, request_id: Any) -> None:
-    answered = ready.call("echo", request_id, text="hi").message
-    assert (answered["id"], type(answered["id"])) == (request_id, type(request_id))
+def test_a_client_gets_its_own_id_back_with_the_same_type(ready_bridge: RunningBridge, request_id: Any) -> None:
+    response = ready_bridge.call("echo", request_id, text="hi").message
+    assert (response["id"], type(response["id"])) == (request_id, type(request_id))
 
 
-def test_many_callers_with_the_same_id_get_their_own_answers(ready: Bridged) -> None:
+def test_clients_that_use_the_same_id_get_their_own_responses(ready_bridge: RunningBridge) -> None:
     texts = [f"text {number}" for number in range(100)]
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda text: ready.call("echo", 1, text=text).text, texts))
-    assert answers == texts
+        responses = list(pool.map(lambda text: ready_bridge.call("echo", 1, text=text).text, texts))
+    assert responses == texts
 
 
-def test_a_slow_call_delays_no_other(ready: Bridged) -> None:
-    with contextlib.closing(ready.connect()) as slow:
+def test_a_slow_call_does_not_delay_other_calls(ready_bridge: RunningBridge) -> None:
+    with contextlib.closing(ready_bridge.connect()) as connection:
         params = {"name": "sleep", "arguments": {}}
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
-        slow.request("POST", "/mcp", body, {"Content-Type": "application/json"})
-        assert ready.call("echo", 1, text="quick").text == "quick"
+        connection.request("POST", "/mcp", body, {"Content-Type": "application/json"})
+        assert ready_bridge.call("echo", 1, text="quick").text == "quick"
 
 
-def test_an_error_of_the_server_is_passed_on(ready: Bridged) -> None:
-    answer = ready.ask("no/such", {}, 5)
-    assert answer.status == 200
-    assert answer.message == {"jsonrpc": "2.0", "id": 5, "error": {"code": -32601, "message": "no no/such"}}
+def test_an_error_of_the_server_is_passed_on(ready_bridge: RunningBridge) -> None:
+    response = ready_bridge.ask("no/such", {}, 5)
+    assert response.status == 200
+    assert response.message == {"jsonrpc": "2.0", "id": 5, "error": {"code": -32601, "message": "no no/such"}}
 
 
-def test_one_connection_serves_many_requests(ready: Bridged) -> None:
-    with contextlib.closing(ready.connect()) as connection:
+def test_one_connection_serves_many_requests(ready_bridge: RunningBridge) -> None:
+    with contextlib.closing(ready_bridge.connect()) as connection:
         for number in range(20):
             message = {"jsonrpc": "2.0", "id": number, "method": "tools/list"}
-            assert ready.post(message, connection).message["id"] == number
-        assert ready.notify("notifications/whatever").status == 202
+            assert ready_bridge.post(message, connection).message["id"] == number
+        assert ready_bridge.notify("notifications/whatever").status == 202
 
 
-def test_requests_sent_ahead_are_answered_in_turn(ready: Bridged) -> None:
-    def request(number: int, last: bool = False) -> str:
+def test_pipelined_requests_all_get_responses(ready_bridge: RunningBridge) -> None:
+    def request(number: int, is_last: bool = False) -> str:
         body = json.dumps({"jsonrpc": "2.0", "id": number, "method": "initialize", "params": {}})
-        head = f"POST /mcp HTTP/1.1\nHost: localhost:{ready.port}\nContent-Type: application/json\n"
-        return f"{head}{'Connection: close' if last else 'X: y'}\nContent-Length: {len(body)}\n\n{body}"
+        head = f"POST /mcp HTTP/1.1\nHost: localhost:{ready_bridge.port}\nContent-Type: application/json\n"
+        return f"{head}{'Connection: close' if is_last else 'X: y'}\nContent-Length: {len(body)}\n\n{body}"
 
-    came = ready.raw("".join(request(number, number == 1999) for number in range(2000)))
-    assert came.count(b"HTTP/1.1 200 OK") == 2000
-
-
-def test_what_json_can_escape_comes_through(ready: Bridged) -> None:
-    assert ready.call("nul").text == "a\0b\ud800c é"
-    assert ready.call("echo", text="☃ \U0001f600").text == "☃ \U0001f600"
+    output = ready_bridge.raw("".join(request(number, number == 1999) for number in range(2000)))
+    assert output.count(b"HTTP/1.1 200 OK") == 2000
 
 
-def test_a_notification_is_accepted_without_a_body_and_passed_on(ready: Bridged) -> None:
-    answer = ready.notify("notifications/of_tomorrow", {"x": 1})
-    assert (answer.status, answer.body) == (202, b"")
-    assert ready.received()[-2]["method"] == "notifications/of_tomorrow"
+def test_escaped_characters_are_relayed_unchanged(ready_bridge: RunningBridge) -> None:
+    assert ready_bridge.call("nul").text == "a\0b\ud800c é"
+    assert ready_bridge.call("echo", text="☃ \U0001f600").text == "☃ \U0001f600"
 
 
-def test_a_large_body_and_a_large_answer_come_through(make: Make) -> None:
-    bridged = make(max_bytes=4_000_000)
-    bridged.initialize()
+def test_a_notification_is_accepted_without_a_body_and_passed_on(ready_bridge: RunningBridge) -> None:
+    response = ready_bridge.notify("notifications/of_tomorrow", {"x": 1})
+    assert (response.status, response.body) == (202, b"")
+    assert ready_bridge.received()[-2]["method"] == "notifications/of_tomorrow"
+
+
+def test_a_large_body_and_a_large_response_are_relayed(make: MakeBridge) -> None:
+    running_bridge = make(max_bytes=4_000_000)
+    running_bridge.initialize()
     text = "y" * 3_900_000
-    assert bridged.call("echo", text=text).text == text
+    assert running_bridge.call("echo", text=text).text == text
 
 
-def test_a_caller_that_leaves_cancels_nothing_and_harms_nobody(ready: Bridged) -> None:
-    with contextlib.closing(ready.connect()) as leaving:
+def test_a_client_that_disconnects_cancels_no_call(ready_bridge: RunningBridge) -> None:
+    with contextlib.closing(ready_bridge.connect()) as connection:
         params = {"name": "wait", "arguments": {"name": "left"}}
         body = json.dumps({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params})
-        leaving.request("POST", "/mcp", body, {"Content-Type": "application/json"})
-        eventually(lambda: (ready.folder / "waiting-left").exists())
-    methods = [message.get("method") for message in ready.received()]
+        connection.request("POST", "/mcp", body, {"Content-Type": "application/json"})
+        eventually(lambda: (ready_bridge.folder / "waiting-left").exists())
+    methods = [message.get("method") for message in ready_bridge.received()]
     assert "notifications/cancelled" not in methods
-    assert ready.call("echo", text="still here").text == "still here"
-    ready.notify("notifications/cancelled", {"requestId": 9})  # who gave up says so afterwards
-    eventually((ready.folder / "cancelled-left").exists)
+    assert ready_bridge.call("echo", text="still here").text == "still here"
+    ready_bridge.notify("notifications/cancelled", {"requestId": 9})  # the client sends its cancellation afterwards
+    eventually((ready_bridge.folder / "cancelled-left").exists)
 
 
 # The handshake ----------------------------------------------------------------------------------------------------
 
 
-def test_the_server_is_initialized_once_and_every_caller_gets_the_same_result(make: Make) -> None:
-    bridged = make()
+def test_the_server_is_initialized_once_and_every_client_gets_the_same_result(make: MakeBridge) -> None:
+    running_bridge = make()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda _: bridged.initialize().message["result"], range(8)))
+        results = list(pool.map(lambda _: running_bridge.initialize().message["result"], range(8)))
     for _ in range(2):
-        assert bridged.notify("notifications/initialized").status == 202
-    answers.append(bridged.initialize().message["result"])
-    assert all(answer == answers[0] for answer in answers)
-    assert answers[0]["serverInfo"]["name"] == "stdio test"
-    methods = [message["method"] for message in bridged.received()]
+        assert running_bridge.notify("notifications/initialized").status == 202
+    results.append(running_bridge.initialize().message["result"])
+    assert all(result == results[0] for result in results)
+    assert results[0]["serverInfo"]["name"] == "stdio test"
+    methods = [message["method"] for message in running_bridge.received()]
     assert methods.count("initialize") == 1
     assert methods.count("notifications/initialized") == 1
     assert methods[:2] == ["initialize", "notifications/initialized"]
 
 
-def test_only_capabilities_that_are_relayed_are_declared(ready: Bridged) -> None:
-    asked = ready.received()[0]["params"]
-    assert asked == {**INITIALIZE, "capabilities": {}}
+def test_only_relayed_capabilities_are_declared(ready_bridge: RunningBridge) -> None:
+    params = ready_bridge.received()[0]["params"]
+    assert params == {**INITIALIZE, "capabilities": {}}
 
 
-def test_a_refused_handshake_is_told_and_may_be_tried_again(make: Make) -> None:
-    bridged = make("refuse-initialize")
+def test_a_refused_handshake_is_reported_and_may_be_repeated(make: MakeBridge) -> None:
+    running_bridge = make("refuse-initialize")
     for _ in range(2):
-        assert bridged.initialize().error == (-32602, "not you")
+        assert running_bridge.initialize().error == (-32602, "not you")
 
 
-LIAR = """
+TWO_HANDSHAKE_RESPONSES = """
 import json, sys
 for line in sys.stdin:
-    asked = json.loads(line)
-    if asked.get("method") == "initialize":
-        said = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "first", "version": "1"}}
-        for number, name in ((asked["id"], "first"), (0, "second")):
-            told = {**said, "capabilities": 5, "serverInfo": {"name": name, "version": "1"}}
-            print(json.dumps({"jsonrpc": "2.0", "id": number, "result": told}), flush=True)
-    elif "id" in asked:
-        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": {}}), flush=True)
+    request = json.loads(line)
+    if request.get("method") == "initialize":
+        result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "first", "version": "1"}}
+        for number, name in ((request["id"], "first"), (0, "second")):
+            invalid_result = {**result, "capabilities": 5, "serverInfo": {"name": name, "version": "1"}}
+            print(json.dumps({"jsonrpc": "2.0", "id": number, "result": invalid_result}), flush=True)
+    elif "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": {}}), flush=True)
 """
 
 
-def test_a_second_answer_to_the_handshake_and_capabilities_that_are_none_change_nothing(make: Make) -> None:
-    bridged = make(argv=[sys.executable, "-c", LIAR])
-    client = Client(bridged)
-    assert bridged.ask("ping").status == 200  # behind both answers
-    assert bridged.initialize().message["result"]["serverInfo"]["name"] == "first"
+def test_a_second_response_to_the_handshake_and_invalid_capabilities_change_nothing(make: MakeBridge) -> None:
+    running_bridge = make(argv=[sys.executable, "-c", TWO_HANDSHAKE_RESPONSES])
+    client = Client(running_bridge)
+    assert running_bridge.ask("ping").status == 200  # after both responses
+    assert running_bridge.initialize().message["result"]["serverInfo"]["name"] == "first"
     assert client.ask("logging/setLevel", {"level": "debug"}).status == 200
-    assert bridged.ask("tools/list").message["result"] == {}
+    assert running_bridge.ask("tools/list").message["result"] == {}
 
 
-def test_a_caller_that_leaves_during_the_handshake_does_not_spoil_it(make: Make) -> None:
-    bridged = make("wait-for=go")
-    with contextlib.closing(bridged.connect()) as leaving:
+def test_a_client_that_disconnects_during_the_handshake_does_not_end_it(make: MakeBridge) -> None:
+    running_bridge = make("wait-for=go")
+    with contextlib.closing(running_bridge.connect()) as connection:
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": INITIALIZE})
-        leaving.request("POST", "/mcp", body, {"Content-Type": "application/json"})
-    (bridged.folder / "go").touch()
-    assert bridged.initialize().message["result"]["protocolVersion"] == "2025-06-18"
+        connection.request("POST", "/mcp", body, {"Content-Type": "application/json"})
+    (running_bridge.folder / "go").touch()
+    assert running_bridge.initialize().message["result"]["protocolVersion"] == "2025-06-18"
 
 
-def test_a_version_without_a_handshake_is_refused_at_once(make: Make) -> None:
+def test_a_version_without_a_handshake_is_refused_at_once(make: MakeBridge) -> None:
     assert mcp.HANDSHAKE_VERSIONS[-1] == LAST_HANDSHAKE_VERSION
-    bridged = make("hang")
-    assert bridged.ask("server/discover", {}, MCP_Protocol_Version="2026-07-28").status == 400
+    running_bridge = make("hang")
+    assert running_bridge.ask("server/discover", {}, MCP_Protocol_Version="2026-07-28").status == 400
 
 
 # Cancelling and progress ------------------------------------------------------------------------------------------
 
 
-def waiting(bridged: Bridged, name: str, request_id: Any, session: str = "") -> threading.Thread:
-    """A call that waits in the server until it is cancelled."""
+def start_waiting_call(
+    running_bridge: RunningBridge, name: str, request_id: Any, session: str = ""
+) -> threading.Thread:
+    """Start a call that waits in the server until it is cancelled."""
     params = {"name": "wait", "arguments": {"name": name}}
     headers = {"Mcp_Session_Id": session} if session else {}
 
     def ask() -> None:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            bridged.ask("tools/call", params, request_id, **headers)
+            running_bridge.ask("tools/call", params, request_id, **headers)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    eventually((bridged.folder / f"waiting-{name}").exists)
+    eventually((running_bridge.folder / f"waiting-{name}").exists)
     return thread
 
 
-def test_a_cancellation_reaches_the_call_that_is_meant(ready: Bridged) -> None:
-    waiting(ready, "one", 5)
-    waiting(ready, "two", "5")
-    ready.notify("notifications/cancelled", {"requestId": "5"})
-    eventually((ready.folder / "cancelled-two").exists)
-    assert not (ready.folder / "cancelled-one").exists()
+def test_a_cancellation_reaches_only_the_call_with_its_id(ready_bridge: RunningBridge) -> None:
+    start_waiting_call(ready_bridge, "one", 5)
+    start_waiting_call(ready_bridge, "two", "5")
+    ready_bridge.notify("notifications/cancelled", {"requestId": "5"})
+    eventually((ready_bridge.folder / "cancelled-two").exists)
+    assert not (ready_bridge.folder / "cancelled-one").exists()
 
 
-def test_callers_with_sessions_do_not_cancel_each_others_calls(ready: Bridged) -> None:
-    mine, yours = (ready.initialize().headers["Mcp-Session-Id"] for _ in range(2))
-    assert mine != yours
-    waiting(ready, "mine", 5, mine)
-    waiting(ready, "yours", 5, yours)
-    ready.notify("notifications/cancelled", {"requestId": 5}, Mcp_Session_Id=yours)
-    eventually((ready.folder / "cancelled-yours").exists)
-    assert not (ready.folder / "cancelled-mine").exists()
+def test_clients_with_sessions_do_not_cancel_each_others_calls(ready_bridge: RunningBridge) -> None:
+    ann_session, bob_session = (ready_bridge.initialize().headers["Mcp-Session-Id"] for _ in range(2))
+    assert ann_session != bob_session
+    start_waiting_call(ready_bridge, "mine", 5, ann_session)
+    start_waiting_call(ready_bridge, "yours", 5, bob_session)
+    ready_bridge.notify("notifications/cancelled", {"requestId": 5}, Mcp_Session_Id=bob_session)
+    eventually((ready_bridge.folder / "cancelled-yours").exists)
+    assert not (ready_bridge.folder / "cancelled-mine").exists()
 
 
-def test_a_cancellation_that_may_mean_two_calls_means_none(ready: Bridged) -> None:
-    waiting(ready, "one", 5)
-    waiting(ready, "two", 5)
-    ready.notify("notifications/cancelled", {"requestId": 5})
-    assert "notifications/cancelled" not in [message.get("method") for message in ready.received()]
+def test_an_ambiguous_cancellation_cancels_no_call(ready_bridge: RunningBridge) -> None:
+    start_waiting_call(ready_bridge, "one", 5)
+    start_waiting_call(ready_bridge, "two", 5)
+    ready_bridge.notify("notifications/cancelled", {"requestId": 5})
+    assert "notifications/cancelled" not in [message.get("method") for message in ready_bridge.received()]
 
 
-def test_progress_comes_as_a_stream_with_the_callers_own_token(ready: Bridged) -> None:
-    answer = ready.call("progress", "p", meta={"progressToken": "mine"}, steps=3)
-    *notes, last = answer.events
-    assert [note["params"] for note in notes] == [{"progressToken": "mine", "progress": n} for n in range(3)]
+def test_progress_is_streamed_with_the_clients_own_token(ready_bridge: RunningBridge) -> None:
+    response = ready_bridge.call("progress", "p", meta={"progressToken": "mine"}, steps=3)
+    *notifications, last = response.events
+    assert [notification["params"] for notification in notifications] == [
+        {"progressToken": "mine", "progress": n} for n in range(3)
+    ]
     assert (last["id"], last["result"]["content"][0]["text"]) == ("p", "progress")
 
 
-def test_after_a_stream_the_connection_serves_another_request(ready: Bridged) -> None:
+def test_after_a_stream_the_connection_serves_another_request(ready_bridge: RunningBridge) -> None:
     params = {"name": "progress", "arguments": {}, "_meta": {"progressToken": 1}}
-    with contextlib.closing(ready.connect()) as connection:
+    with contextlib.closing(ready_bridge.connect()) as connection:
         for number in range(3):
             message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
-            assert ready.post(message, connection, **BOTH).events[-1]["id"] == number
+            assert ready_bridge.post(message, connection, **ACCEPT_BOTH).events[-1]["id"] == number
 
 
-def test_a_caller_that_takes_no_stream_gets_the_answer_alone(ready: Bridged) -> None:
+def test_a_client_that_accepts_no_stream_gets_only_the_response(ready_bridge: RunningBridge) -> None:
     params = {"name": "progress", "arguments": {}, "_meta": {"progressToken": 1}}
-    answer = ready.ask("tools/call", params, 1, Accept="application/json")
-    assert answer.text == "progress"
+    response = ready_bridge.ask("tools/call", params, 1, Accept="application/json")
+    assert response.text == "progress"
 
 
-def test_progress_with_an_unknown_token_is_dropped(ready: Bridged) -> None:
-    assert ready.call("progress").text == "progress"
+def test_progress_with_an_unknown_token_is_dropped(ready_bridge: RunningBridge) -> None:
+    assert ready_bridge.call("progress").text == "progress"
 
 
-# What the server says by itself -----------------------------------------------------------------------------------
+# Messages that the server begins ----------------------------------------------------------------------------------
 
 
-def test_the_servers_ping_is_answered(ready: Bridged) -> None:
-    assert json.loads(ready.call("ping").text) == {"result": {}}
+def test_the_servers_ping_is_answered(ready_bridge: RunningBridge) -> None:
+    assert json.loads(ready_bridge.call("ping").text) == {"result": {}}
 
 
-def test_the_servers_questions_are_declined(ready: Bridged) -> None:
-    assert json.loads(ready.call("sample").text)["error"]["code"] == -32601
+def test_the_servers_questions_are_declined(ready_bridge: RunningBridge) -> None:
+    assert json.loads(ready_bridge.call("sample").text)["error"]["code"] == -32601
 
 
 class Client:
     """One client with a session and, if it listens, its stream of events."""
 
-    def __init__(self, bridged: Bridged) -> None:
-        self.bridged = bridged
-        self.session = bridged.initialize().headers["Mcp-Session-Id"]
-        self.heard: queue.Queue[Any] = queue.Queue()
+    def __init__(self, running_bridge: RunningBridge) -> None:
+        self.bridged = running_bridge
+        self.session = running_bridge.initialize().headers["Mcp-Session-Id"]
+        self.events: queue.Queue[Any] = queue.Queue()
 
     def listen(self) -> Client:
         connection = self.bridged.connect()
@@ -429,36 +438,36 @@ class Client:
         response = connection.getresponse()
         assert response.status == 200
 
-        ended = self.ended = threading.Event()
+        stream_ended = self.stream_ended = threading.Event()
 
         def read() -> None:
             with contextlib.closing(connection), response, contextlib.suppress(OSError, http.client.HTTPException):
                 while line := response.readline():
                     if line.startswith(b"data: "):
-                        self.heard.put(json.loads(line.removeprefix(b"data: ")))
-            ended.set()
+                        self.events.put(json.loads(line.removeprefix(b"data: ")))
+            stream_ended.set()
 
         threading.Thread(target=read, daemon=True).start()
         return self
 
-    def ask(self, method: str, params: Any = None, **headers: str) -> Answer:
-        return self.bridged.ask(method, params or {}, Mcp_Session_Id=self.session, **{**BOTH, **headers})
+    def ask(self, method: str, params: Any = None, **headers: str) -> Response:
+        return self.bridged.ask(method, params or {}, Mcp_Session_Id=self.session, **{**ACCEPT_BOTH, **headers})
 
-    def call(self, tool: str, accept: str = BOTH["Accept"], **arguments: Any) -> Answer:
+    def call(self, tool: str, accept: str = ACCEPT_BOTH["Accept"], **arguments: Any) -> Response:
         return self.ask("tools/call", {"name": tool, "arguments": arguments}, Accept=accept)
 
-    def logged(self, answer: Answer) -> list[Any]:
-        """What log messages came with the answer."""
-        events = answer.events if answer.kind == "text/event-stream" else []
-        return [one["params"]["data"]["text"] for one in events if one.get("method") == "notifications/message"]
+    def log_texts(self, response: Response) -> list[Any]:
+        """The texts of the log messages in the response."""
+        events = response.events if response.kind == "text/event-stream" else []
+        return [event["params"]["data"]["text"] for event in events if event.get("method") == "notifications/message"]
 
-    def heard_so_far(self) -> list[Any]:
-        """What came on the stream until now; the end of it is marked by an event that everybody gets."""
+    def read_events(self) -> list[Any]:
+        """The events on the stream until now. A notification that all clients get marks the end."""
         self.bridged.call("list_changed")
-        found = []
-        while (message := self.heard.get(timeout=10))["method"] != "notifications/tools/list_changed":
-            found.append(message)
-        return found
+        events = []
+        while (message := self.events.get(timeout=10))["method"] != "notifications/tools/list_changed":
+            events.append(message)
+        return events
 
     def end(self) -> int:
         connection = self.bridged.connect()
@@ -469,228 +478,237 @@ class Client:
 
 
 @pytest.fixture
-def keeping(make: Make) -> Bridged:
+def stateful_bridge(make: MakeBridge) -> RunningBridge:
     """A server that keeps a log level and subscriptions for its client."""
     return make("keeps")
 
 
-def test_a_log_message_reaches_the_client_of_the_call_and_nobody_else(keeping: Bridged) -> None:
-    ann, bob = Client(keeping).listen(), Client(keeping).listen()
-    assert ann.logged(ann.call("log", text="ann's secret")) == ["ann's secret"]
-    assert bob.logged(bob.call("log", text="bob's secret")) == ["bob's secret"]
+def test_a_log_message_reaches_only_the_client_of_the_call(stateful_bridge: RunningBridge) -> None:
+    ann, bob = Client(stateful_bridge).listen(), Client(stateful_bridge).listen()
+    assert ann.log_texts(ann.call("log", text="ann's secret")) == ["ann's secret"]
+    assert bob.log_texts(bob.call("log", text="bob's secret")) == ["bob's secret"]
     ann.call("log", text="as JSON", accept="application/json")
-    assert [one["params"]["data"]["text"] for one in ann.heard_so_far()] == ["as JSON"]
-    assert bob.heard_so_far() == ann.heard_so_far()[1:] == []
-    assert "secret" not in keeping.stderr()
+    assert [event["params"]["data"]["text"] for event in ann.read_events()] == ["as JSON"]
+    assert bob.read_events() == ann.read_events()[1:] == []
+    assert "secret" not in stateful_bridge.stderr()
 
 
-def test_a_log_message_while_two_clients_calls_run_reaches_the_members_log_alone(keeping: Bridged) -> None:
-    ann, bob = Client(keeping).listen(), Client(keeping).listen()
-    waiting(keeping, "bob", 5, bob.session)
-    assert ann.logged(ann.call("log", text="ann's secret")) == []
-    assert (ann.heard_so_far(), bob.heard_so_far()) == ([], [])
-    eventually(lambda: "ann's secret" in keeping.stderr())
+def test_a_log_message_during_calls_of_two_clients_reaches_only_the_members_log(stateful_bridge: RunningBridge) -> None:
+    ann, bob = Client(stateful_bridge).listen(), Client(stateful_bridge).listen()
+    start_waiting_call(stateful_bridge, "bob", 5, bob.session)
+    assert ann.log_texts(ann.call("log", text="ann's secret")) == []
+    assert (ann.read_events(), bob.read_events()) == ([], [])
+    eventually(lambda: "ann's secret" in stateful_bridge.stderr())
 
 
-def test_a_cancelled_call_that_the_server_did_not_answer_counts_as_running(keeping: Bridged) -> None:
-    ann, bob = Client(keeping).listen(), Client(keeping).listen()
-    waiting(keeping, "bob", 5, bob.session)
-    keeping.notify("notifications/cancelled", {"requestId": 5}, Mcp_Session_Id=bob.session)
-    eventually((keeping.folder / "cancelled-bob").exists)
-    assert ann.logged(ann.call("log", text="whose?")) == []
-    assert (ann.heard_so_far(), bob.heard_so_far()) == ([], [])
+def test_a_cancelled_call_without_a_response_counts_as_running(stateful_bridge: RunningBridge) -> None:
+    ann, bob = Client(stateful_bridge).listen(), Client(stateful_bridge).listen()
+    start_waiting_call(stateful_bridge, "bob", 5, bob.session)
+    stateful_bridge.notify("notifications/cancelled", {"requestId": 5}, Mcp_Session_Id=bob.session)
+    eventually((stateful_bridge.folder / "cancelled-bob").exists)
+    assert ann.log_texts(ann.call("log", text="whose?")) == []
+    assert (ann.read_events(), bob.read_events()) == ([], [])
 
 
-def test_two_calls_of_one_client_log_to_its_own_stream(keeping: Bridged) -> None:
-    ann, bob = Client(keeping).listen(), Client(keeping).listen()
-    waiting(keeping, "ann", 5, ann.session)
+def test_two_calls_of_one_client_log_to_its_own_stream(stateful_bridge: RunningBridge) -> None:
+    ann, bob = Client(stateful_bridge).listen(), Client(stateful_bridge).listen()
+    start_waiting_call(stateful_bridge, "ann", 5, ann.session)
     ann.call("log", text="ann's secret")
-    assert ann.heard.get(timeout=10)["params"]["data"]["text"] == "ann's secret"
-    assert bob.heard_so_far() == []
+    assert ann.events.get(timeout=10)["params"]["data"]["text"] == "ann's secret"
+    assert bob.read_events() == []
 
 
-def test_a_server_that_logs_behind_its_answers_logs_to_nobody(keeping: Bridged) -> None:
-    ann, bob = Client(keeping).listen(), Client(keeping).listen()
+def test_a_log_message_after_the_response_reaches_no_client(stateful_bridge: RunningBridge) -> None:
+    ann, bob = Client(stateful_bridge).listen(), Client(stateful_bridge).listen()
     ann.call("log_later", text="ann's secret", file="first")
     ann.call("log_later", text="ann's other secret", file="second")
-    (keeping.folder / "first").touch()
-    eventually(lambda: "ann's secret" in keeping.stderr())
-    waiting(keeping, "bob", 5, bob.session)  # the only call that runs, and none of its business
-    (keeping.folder / "second").touch()
-    eventually(lambda: "ann's other secret" in keeping.stderr())
-    assert (ann.heard_so_far(), bob.heard_so_far()) == ([], [])
+    (stateful_bridge.folder / "first").touch()
+    eventually(lambda: "ann's secret" in stateful_bridge.stderr())
+    start_waiting_call(
+        stateful_bridge, "bob", 5, bob.session
+    )  # the only call that runs, and it has nothing to do with the message
+    (stateful_bridge.folder / "second").touch()
+    eventually(lambda: "ann's other secret" in stateful_bridge.stderr())
+    assert (ann.read_events(), bob.read_events()) == ([], [])
 
 
-def test_an_updated_resource_is_announced_to_its_subscribers(keeping: Bridged) -> None:
-    ann, bob, eve = (Client(keeping).listen() for _ in range(3))
+def test_an_updated_resource_is_announced_to_its_subscribers(stateful_bridge: RunningBridge) -> None:
+    ann, bob, eve = (Client(stateful_bridge).listen() for _ in range(3))
     for client, uri in ((ann, "file:///a"), (bob, "file:///a/b"), (eve, "file:///ab")):
         assert client.ask("resources/subscribe", {"uri": uri}).message["result"] == {}
     eve.call("updated", uri="file:///a/b")
-    told = [[one["params"]["uri"] for one in client.heard_so_far()] for client in (ann, bob, eve)]
-    assert told[0] == ["file:///a/b"]  # a part of what was subscribed to
-    assert bob.heard_so_far() == [] == eve.heard_so_far()
-    assert told == [["file:///a/b"], ["file:///a/b"], []]
+    uris = [[event["params"]["uri"] for event in client.read_events()] for client in (ann, bob, eve)]
+    assert uris[0] == ["file:///a/b"]  # this URI is below the one in the subscription
+    assert bob.read_events() == [] == eve.read_events()
+    assert uris == [["file:///a/b"], ["file:///a/b"], []]
 
 
-def test_the_server_is_subscribed_to_once_and_unsubscribed_from_by_the_last(keeping: Bridged) -> None:
-    ann, bob = Client(keeping).listen(), Client(keeping).listen()
+def test_the_first_client_subscribes_and_the_last_one_unsubscribes(stateful_bridge: RunningBridge) -> None:
+    ann, bob = Client(stateful_bridge).listen(), Client(stateful_bridge).listen()
 
-    def told() -> list[str]:
-        methods = [one.get("method", "") for one in keeping.received()]
+    def subscription_methods() -> list[str]:
+        methods = [message.get("method", "") for message in stateful_bridge.received()]
         return [method.removeprefix("resources/") for method in methods if method.startswith("resources/")]
 
     for client in (ann, bob, ann):
         assert client.ask("resources/subscribe", {"uri": "x:1"}).message["result"] == {}
-    assert told() == ["subscribe"]
+    assert subscription_methods() == ["subscribe"]
     assert ann.ask("resources/unsubscribe", {"uri": "x:1"}).message["result"] == {}
-    assert told() == ["subscribe"]
+    assert subscription_methods() == ["subscribe"]
     bob.call("updated", uri="x:1")
-    assert (len(bob.heard_so_far()), ann.heard_so_far()) == (1, [])
+    assert (len(bob.read_events()), ann.read_events()) == (1, [])
     assert bob.end() == 200
-    eventually(lambda: told() == ["subscribe", "unsubscribe"])
+    eventually(lambda: subscription_methods() == ["subscribe", "unsubscribe"])
     assert ann.ask("resources/subscribe", {"uri": "x:refused"}).error == (-32602, "not this one")
     ann.call("updated", uri="x:refused")
-    assert "notifications/resources/updated" not in [one["method"] for one in ann.heard_so_far()]
+    assert "notifications/resources/updated" not in [message["method"] for message in ann.read_events()]
 
 
-def test_subscriptions_are_bounded_and_need_a_session(keeping: Bridged) -> None:
-    ann = Client(keeping)
-    long = "x:" + "y" * (sessions.MAX_URIS // 2 - 2)
-    assert "result" in ann.ask("resources/subscribe", {"uri": long}).message
-    assert ann.ask("resources/subscribe", {"uri": f"{long}z"}).error[0] == -32602
+def test_subscriptions_are_bounded_and_need_a_session(stateful_bridge: RunningBridge) -> None:
+    ann = Client(stateful_bridge)
+    longest_uri = "x:" + "y" * (sessions.MAX_URIS // 2 - 2)
+    assert "result" in ann.ask("resources/subscribe", {"uri": longest_uri}).message
+    assert ann.ask("resources/subscribe", {"uri": f"{longest_uri}z"}).error[0] == -32602
     assert ann.ask("resources/subscribe", {"uri": 5}).error[0] == -32602
-    assert keeping.ask("resources/subscribe", {"uri": "x:1"}).error[0] == -32600
-    assert keeping.ask("logging/setLevel", {"level": "debug"}).error[0] == -32600
+    assert stateful_bridge.ask("resources/subscribe", {"uri": "x:1"}).error[0] == -32600
+    assert stateful_bridge.ask("logging/setLevel", {"level": "debug"}).error[0] == -32600
 
 
-def test_a_log_level_is_that_of_one_client(keeping: Bridged) -> None:
-    ann, bob, eve = (Client(keeping) for _ in range(3))
+def test_each_client_has_its_own_log_level(stateful_bridge: RunningBridge) -> None:
+    ann, bob, eve = (Client(stateful_bridge) for _ in range(3))
     for client, level in ((ann, "debug"), (bob, "error")):
         assert client.ask("logging/setLevel", {"level": level}).message["result"] == {}
     assert ann.ask("logging/setLevel", {"level": "loud"}).error[0] == -32602
 
     def levels(client: Client) -> list[str]:
-        said = ("debug", "info", "error")
-        return [level for level in said if client.logged(client.call("log", text="x", level=level))]
+        all_levels = ("debug", "info", "error")
+        return [level for level in all_levels if client.log_texts(client.call("log", text="x", level=level))]
 
     assert levels(ann) == ["debug", "info", "error"]
     assert levels(bob) == ["error"]
     assert levels(eve) == ["info", "error"]
     ann.end()
-    told = [one["params"]["level"] for one in keeping.received() if one.get("method") == "logging/setLevel"]
-    assert told == ["debug", "info"]
+    server_levels = [
+        message["params"]["level"]
+        for message in stateful_bridge.received()
+        if message.get("method") == "logging/setLevel"
+    ]
+    assert server_levels == ["debug", "info"]
 
 
-def test_a_session_that_is_over_is_404_and_its_stream_ends(keeping: Bridged) -> None:
-    ann = Client(keeping).listen()
-    first = ann.ended
+def test_a_session_that_ended_is_404_and_its_stream_ends(stateful_bridge: RunningBridge) -> None:
+    ann = Client(stateful_bridge).listen()
+    stream_ended = ann.stream_ended
     assert ann.end() == 200
-    assert first.wait(10)
+    assert stream_ended.wait(10)
     assert ann.end() == 404
     assert ann.ask("tools/list").status == 404
-    assert keeping.notify("notifications/x", Mcp_Session_Id=ann.session).status == 404
-    assert keeping.ask("tools/list", Mcp_Session_Id="nobody's").status == 404
-    assert keeping.initialize(Mcp_Session_Id="nobody's").headers["Mcp-Session-Id"] != "nobody's"
+    assert stateful_bridge.notify("notifications/x", Mcp_Session_Id=ann.session).status == 404
+    assert stateful_bridge.ask("tools/list", Mcp_Session_Id="nobody's").status == 404
+    assert stateful_bridge.initialize(Mcp_Session_Id="nobody's").headers["Mcp-Session-Id"] != "nobody's"
 
 
-def test_a_session_has_one_stream_and_the_new_one_ends_the_old(keeping: Bridged) -> None:
-    ann = Client(keeping).listen()
-    old = ann.ended
+def test_a_new_stream_of_a_session_ends_its_old_stream(stateful_bridge: RunningBridge) -> None:
+    ann = Client(stateful_bridge).listen()
+    first_stream_ended = ann.stream_ended
     ann.listen()
-    assert old.wait(10)
-    assert ann.heard_so_far() == []
-    assert not ann.ended.is_set()
+    assert first_stream_ended.wait(10)
+    assert ann.read_events() == []
+    assert not ann.stream_ended.is_set()
 
 
-def test_sessions_are_bounded_and_the_idle_ones_go_first(make: Make) -> None:
-    bridged = make("keeps")
-    first, idle = Client(bridged).listen(), Client(bridged)
-    connection = bridged.connect()
+def test_idle_sessions_are_dropped_first_when_there_are_too_many(make: MakeBridge) -> None:
+    running_bridge = make("keeps")
+    listening_client, idle_client = Client(running_bridge).listen(), Client(running_bridge)
+    connection = running_bridge.connect()
     for _ in range(sessions.MAX_SESSIONS - 1):
         message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": INITIALIZE}
-        last = bridged.post(message, connection).headers["Mcp-Session-Id"]
+        last_session = running_bridge.post(message, connection).headers["Mcp-Session-Id"]
     connection.close()
-    assert idle.ask("tools/list").status == 404
-    assert first.ask("tools/list").status == 200
-    assert bridged.ask("tools/list", Mcp_Session_Id=last).status == 200
+    assert idle_client.ask("tools/list").status == 404
+    assert listening_client.ask("tools/list").status == 200
+    assert running_bridge.ask("tools/list", Mcp_Session_Id=last_session).status == 200
 
 
-def test_news_that_belong_to_no_request_come_on_the_stream_of_events(ready: Bridged) -> None:
-    with contextlib.closing(ready.connect()) as one, contextlib.closing(ready.connect()) as another:
+def test_notifications_without_a_request_are_sent_on_the_event_stream(ready_bridge: RunningBridge) -> None:
+    with (
+        contextlib.closing(ready_bridge.connect()) as first_connection,
+        contextlib.closing(ready_bridge.connect()) as second_connection,
+    ):
         streams = []
-        for listener in (one, another):
+        for listener in (first_connection, second_connection):
             listener.request("GET", "/mcp", headers={"Accept": "text/event-stream"})
             streams.append(listener.getresponse())
-        assert ready.call("list_changed").text == "list_changed"
+        assert ready_bridge.call("list_changed").text == "list_changed"
         for stream in streams:
             assert (stream.status, stream.headers.get_content_type()) == (200, "text/event-stream")
             line = stream.readline()
             assert json.loads(line.removeprefix(b"data: "))["method"] == "notifications/tools/list_changed"
 
 
-def test_what_is_no_message_goes_to_stderr_and_harms_nobody(make: Make) -> None:
-    bridged = make("noise")
-    assert bridged.initialize().status == 200
-    eventually(lambda: "{broken" in bridged.stderr())
-    assert "Welcome to the server!" in bridged.stderr()
+def test_output_that_is_not_a_message_goes_to_stderr(make: MakeBridge) -> None:
+    running_bridge = make("noise")
+    assert running_bridge.initialize().status == 200
+    eventually(lambda: "{broken" in running_bridge.stderr())
+    assert "Welcome to the server!" in running_bridge.stderr()
 
 
-def test_a_flood_of_noise_is_bounded(ready: Bridged) -> None:
-    assert ready.call("noise", lines=20_000).text == "noise"
-    assert ready.stderr().count("this is no message") < 2_000
+def test_a_flood_of_invalid_output_is_shortened_in_the_log(ready_bridge: RunningBridge) -> None:
+    assert ready_bridge.call("noise", lines=20_000).text == "noise"
+    assert ready_bridge.stderr().count("this is no message") < 2_000
 
 
-def test_what_the_server_writes_to_stderr_is_unchanged(make: Make) -> None:
-    bridged = make("exit=5")
-    assert bridged.process.wait(20) == 5
-    assert bridged.stderr() == "cannot go on like this\n"
+def test_the_stderr_of_the_server_is_unchanged(make: MakeBridge) -> None:
+    running_bridge = make("exit=5")
+    assert running_bridge.process.wait(20) == 5
+    assert running_bridge.stderr() == "cannot go on like this\n"
 
 
-# What cannot be passed on -----------------------------------------------------------------------------------------
+# Messages that cannot be relayed ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("id_last", [False, True])
-def test_an_answer_that_is_too_large_ends_its_request_with_an_error(make: Make, id_last: bool) -> None:
-    bridged = make(max_bytes=100_000)
-    bridged.initialize()
-    code, text = bridged.call("big", bytes=150_000, id_last=id_last).error
+def test_a_response_that_is_too_large_ends_its_request_with_an_error(make: MakeBridge, id_last: bool) -> None:
+    running_bridge = make(max_bytes=100_000)
+    running_bridge.initialize()
+    code, text = running_bridge.call("big", bytes=150_000, id_last=id_last).error
     assert (code, "larger than 100,000 bytes" in text) == (-32603, True)
-    assert bridged.call("echo", text="still here").text == "still here"
+    assert running_bridge.call("echo", text="still here").text == "still here"
 
 
-def test_a_flood_without_a_line_end_does_not_grow_the_bridge(make: Make) -> None:
-    bridged = make(max_bytes=100_000)
-    bridged.initialize()
-    process = psutil.Process(bridged.process.pid)
-    before = process.memory_info().rss
-    assert bridged.call("big", bytes=100_000_000).error[0] == -32603
-    assert process.memory_info().rss - before < 10_000_000
+def test_a_flood_without_a_line_end_does_not_grow_the_bridge(make: MakeBridge) -> None:
+    running_bridge = make(max_bytes=100_000)
+    running_bridge.initialize()
+    process = psutil.Process(running_bridge.process.pid)
+    memory_before = process.memory_info().rss
+    assert running_bridge.call("big", bytes=100_000_000).error[0] == -32603
+    assert process.memory_info().rss - memory_before < 10_000_000
 
 
 @pytest.mark.parametrize("tool", ["deep", "unreadable"])
-def test_an_answer_that_cannot_be_read_ends_its_request_with_an_error(ready: Bridged, tool: str) -> None:
-    assert ready.call(tool).error[0] == -32603
+def test_an_unreadable_response_ends_its_request_with_an_error(ready_bridge: RunningBridge, tool: str) -> None:
+    assert ready_bridge.call(tool).error[0] == -32603
 
 
-def test_nothing_nested_as_deep_as_can_just_be_read_ends_the_bridge(ready: Bridged) -> None:
+def test_deeply_nested_messages_do_not_end_the_bridge(ready_bridge: RunningBridge) -> None:
     for depth in range(300, 1100):
         nested = "[" * depth + "]" * depth
         body = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"nest","arguments":{"depth":%s,"x":%s}}}'
-        assert ready.post((body % (depth, nested)).encode()).status in (200, 400, 503)
-    assert ready.call("echo", text="still here").text == "still here"
+        assert ready_bridge.post((body % (depth, nested)).encode()).status in (200, 400, 503)
+    assert ready_bridge.call("echo", text="still here").text == "still here"
 
 
-def test_a_server_that_reads_nothing_does_not_fill_memory(make: Make) -> None:
-    bridged = make("deaf")
+def test_a_server_that_reads_nothing_does_not_fill_memory(make: MakeBridge) -> None:
+    running_bridge = make("deaf")
     body = {"jsonrpc": "2.0", "method": "notifications/x", "params": {"text": "x" * 3_900_000}}
     for _ in range(8):
-        assert bridged.post(body).status == 202
-    answer = bridged.call("echo", text="hi")
-    assert (answer.status, answer.error[0]) == (503, -32603)
-    assert psutil.Process(bridged.process.pid).memory_info().rss < 100_000_000
+        assert running_bridge.post(body).status == 202
+    response = running_bridge.call("echo", text="hi")
+    assert (response.status, response.error[0]) == (503, -32603)
+    assert psutil.Process(running_bridge.process.pid).memory_info().rss < 100_000_000
 
 
-# Who may ask, and how ---------------------------------------------------------------------------------------------
+# Access and form of requests --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -709,18 +727,18 @@ def test_a_server_that_reads_nothing_does_not_fill_memory(make: Make) -> None:
         ({"X": "x" * 70_000}, 431),
     ],
 )
-def test_a_request_is_refused_by_its_headers(ready: Bridged, headers: dict[str, str], status: int) -> None:
+def test_a_request_is_refused_by_its_headers(ready_bridge: RunningBridge, headers: dict[str, str], status: int) -> None:
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": INITIALIZE})
-    named = {
-        "Host": f"127.0.0.1:{ready.port}",
+    all_headers = {
+        "Host": f"127.0.0.1:{ready_bridge.port}",
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),
         "Connection": "close",
         **headers,
     }
-    head = "".join(f"{name}: {value}\n" for name, value in named.items())
-    answer = ready.raw(f"POST /mcp HTTP/1.1\n{head}\n{body}")
-    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    head = "".join(f"{name}: {value}\n" for name, value in all_headers.items())
+    response = ready_bridge.raw(f"POST /mcp HTTP/1.1\n{head}\n{body}")
+    assert response.startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize(
@@ -732,8 +750,8 @@ def test_a_request_is_refused_by_its_headers(ready: Bridged, headers: dict[str, 
         ("nonsense", 400),
     ],
 )
-def test_only_posts_to_mcp_are_served(ready: Bridged, line: str, status: int) -> None:
-    assert ready.raw(f"{line}\nHost: localhost:{ready.port}\n\n").startswith(b"HTTP/1.1 %d " % status)
+def test_only_posts_to_mcp_are_served(ready_bridge: RunningBridge, line: str, status: int) -> None:
+    assert ready_bridge.raw(f"{line}\nHost: localhost:{ready_bridge.port}\n\n").startswith(b"HTTP/1.1 %d " % status)
 
 
 @pytest.mark.parametrize(
@@ -754,20 +772,20 @@ def test_only_posts_to_mcp_are_served(ready: Bridged, line: str, status: int) ->
         b'[{"jsonrpc": "2.0", "id": 1, "method": "ping"}]',
     ],
 )
-def test_a_body_that_is_no_message_is_400_and_not_passed_on(ready: Bridged, body: bytes) -> None:
-    assert ready.post(body).status == 400
-    assert [message["method"] for message in ready.received()][2:] == ["tools/call"]
+def test_a_body_that_is_not_a_message_is_400_and_not_relayed(ready_bridge: RunningBridge, body: bytes) -> None:
+    assert ready_bridge.post(body).status == 400
+    assert [message["method"] for message in ready_bridge.received()][2:] == ["tools/call"]
 
 
-def test_an_answer_to_a_question_that_nobody_was_asked_is_accepted_and_dropped(ready: Bridged) -> None:
-    assert ready.post({"jsonrpc": "2.0", "id": 1, "result": {}}).status == 202
-    assert len(ready.received()) == 3
+def test_a_response_without_a_question_is_accepted_and_dropped(ready_bridge: RunningBridge) -> None:
+    assert ready_bridge.post({"jsonrpc": "2.0", "id": 1, "result": {}}).status == 202
+    assert len(ready_bridge.received()) == 3
 
 
-def test_a_body_announced_with_expect_is_asked_for(ready: Bridged) -> None:
+def test_expect_100_continue_is_confirmed(ready_bridge: RunningBridge) -> None:
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}).encode()
-    head = f"POST /mcp HTTP/1.1\r\nHost: localhost:{ready.port}\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", ready.port), timeout=20) as connection:
+    head = f"POST /mcp HTTP/1.1\r\nHost: localhost:{ready_bridge.port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", ready_bridge.port), timeout=20) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\nExpect: 100-continue\r\n\r\n".encode())
         assert connection.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(body)
@@ -777,92 +795,94 @@ def test_a_body_announced_with_expect_is_asked_for(ready: Bridged) -> None:
 # Beginning and end ------------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_is_taken_is_exit_code_two(make: Make) -> None:
-    bridged = make()
-    second = Bridged(bridged.folder, bridged.port, ["true"], max_bytes=1000)
-    assert second.process.wait(20) == 2
-    assert f"{bridge.PORT_TAKEN} {bridged.port}" in bridged.stderr()
+def test_the_exit_code_for_a_taken_port_is_two(make: MakeBridge) -> None:
+    running_bridge = make()
+    second_bridge = RunningBridge(running_bridge.folder, running_bridge.port, ["true"], max_bytes=1000)
+    assert second_bridge.process.wait(20) == 2
+    assert f"{bridge.PORT_TAKEN} {running_bridge.port}" in running_bridge.stderr()
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 77])
-def test_the_servers_exit_code_is_the_bridges(ready: Bridged, code: int) -> None:
+def test_the_bridge_ends_with_the_exit_code_of_the_server(ready_bridge: RunningBridge, code: int) -> None:
     with contextlib.suppress(OSError, http.client.HTTPException):
-        ready.call("exit", code=code)
-    assert ready.process.wait(20) == code
-    assert "going down now" in ready.stderr()
+        ready_bridge.call("exit", code=code)
+    assert ready_bridge.process.wait(20) == code
+    assert "going down now" in ready_bridge.stderr()
 
 
-def test_a_server_that_is_killed_ends_the_bridge_with_128_and_the_signal(ready: Bridged) -> None:
-    ready.server().kill()
-    assert ready.process.wait(20) == 128 + signal.SIGKILL
-    assert "signal 9" in ready.stderr()
+def test_a_server_that_is_killed_ends_the_bridge_with_128_and_the_signal(ready_bridge: RunningBridge) -> None:
+    ready_bridge.server().kill()
+    assert ready_bridge.process.wait(20) == 128 + signal.SIGKILL
+    assert "signal 9" in ready_bridge.stderr()
 
 
-def test_a_last_answer_is_passed_on(ready: Bridged) -> None:
-    assert ready.call("exit", answer=True).text == "a last word"
+def test_the_last_response_of_a_server_is_relayed(ready_bridge: RunningBridge) -> None:
+    assert ready_bridge.call("exit", answer=True).text == "a last word"
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "said"),
+    ("argv", "code", "message"),
     [
         (["no-such-command-anywhere"], 127, "command not found: 'no-such-command-anywhere'"),
         (["./server.py"], 126, "'./server.py' cannot be started: Permission denied"),
     ],
 )
-def test_a_command_that_cannot_be_started_is_told(make: Make, argv: list[str], code: int, said: str) -> None:
-    bridged = make(argv=argv, ready=False)
-    assert bridged.process.wait(20) == code
-    assert said in bridged.stderr()
+def test_the_error_of_a_command_that_cannot_start_is_printed(
+    make: MakeBridge, argv: list[str], code: int, message: str
+) -> None:
+    running_bridge = make(argv=argv, is_ready=False)
+    assert running_bridge.process.wait(20) == code
+    assert message in running_bridge.stderr()
 
 
-def test_sigterm_ends_the_server_too(ready: Bridged) -> None:
-    server = ready.server()
-    ready.process.terminate()
-    assert ready.process.wait(20) == 0  # its input ended, which is how a stdio server is asked
+def test_sigterm_ends_the_server_too(ready_bridge: RunningBridge) -> None:
+    server = ready_bridge.server()
+    ready_bridge.process.terminate()
+    assert ready_bridge.process.wait(20) == 0  # a stdio server stops when its input ends
     assert not server.is_running()
 
 
-def test_a_server_that_ignores_sigterm_is_killed(make: Make) -> None:
-    bridged = make("ignore-sigterm")
-    bridged.initialize()
-    server = bridged.server()
-    bridged.process.terminate()
-    assert bridged.process.wait(20) == 128 + signal.SIGKILL
+def test_a_server_that_ignores_sigterm_is_killed(make: MakeBridge) -> None:
+    running_bridge = make("ignore-sigterm")
+    running_bridge.initialize()
+    server = running_bridge.server()
+    running_bridge.process.terminate()
+    assert running_bridge.process.wait(20) == 128 + signal.SIGKILL
     assert not server.is_running()
 
 
-def test_a_server_that_closes_its_output_is_ended(ready: Bridged) -> None:
+def test_the_bridge_ends_a_server_that_closes_its_output(ready_bridge: RunningBridge) -> None:
     with contextlib.suppress(OSError, http.client.HTTPException):
-        ready.call("close_stdout")
-    ready.process.wait(20)
+        ready_bridge.call("close_stdout")
+    ready_bridge.process.wait(20)
 
 
 @LINUX
-def test_a_server_does_not_outlive_a_bridge_that_is_killed(make: Make) -> None:
-    bridged = make("ignore-sigterm")
-    bridged.initialize()
-    server = bridged.server()
-    bridged.process.kill()
-    bridged.process.wait(20)
+def test_a_server_does_not_outlive_a_bridge_that_is_killed(make: MakeBridge) -> None:
+    running_bridge = make("ignore-sigterm")
+    running_bridge.initialize()
+    server = running_bridge.server()
+    running_bridge.process.kill()
+    running_bridge.process.wait(20)
     eventually(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE)
 
 
-def test_nothing_in_the_members_folder_is_taken_for_a_module_of_the_bridge(make: Make, tmp_path: Path) -> None:
+def test_the_bridge_imports_no_modules_from_the_members_folder(make: MakeBridge, tmp_path: Path) -> None:
     for name in ("json", "socket", "selectors", "ctypes"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(99)")
-    bridged = make(argv=["sh", "-c", "exit 5"], ready=False)
-    assert bridged.process.wait(20) == 5
+    running_bridge = make(argv=["sh", "-c", "exit 5"], is_ready=False)
+    assert running_bridge.process.wait(20) == 5
 
 
-def test_no_module_of_the_bridge_is_taken_for_one_of_pythons() -> None:
+def test_no_module_of_the_bridge_has_the_name_of_a_standard_module() -> None:
     names = {path.stem for path in (ROOT / "mcp_runtime" / "bridge").glob("*.py")}
     assert names & set(sys.stdlib_module_names) == set()
 
 
 @pytest.mark.parametrize("argv", [[], ["20000"], ["20000", "--"], ["20000", "--what", "5", "--", "true"]])
 def test_a_wrong_command_line_is_explained(argv: list[str]) -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "mcp_runtime.bridge", *argv], cwd=ROOT, capture_output=True, timeout=20
     )
-    assert done.returncode == bridge.EXIT_USAGE
-    assert b"usage: bridge PORT" in done.stderr
+    assert process.returncode == bridge.EXIT_USAGE
+    assert b"usage: bridge PORT" in process.stderr

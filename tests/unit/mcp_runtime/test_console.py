@@ -13,43 +13,43 @@ MOMENT = time.mktime((2026, 3, 1, 12, 0, 1, 0, 0, -1))
 
 
 def record(name: str, text: str, level: int = logging.INFO, *args: object, **more: object) -> logging.LogRecord:
-    made = logging.LogRecord(name, level, __file__, 1, text, args, None)
-    made.created = MOMENT
-    vars(made).update(more)
-    return made
+    log_record = logging.LogRecord(name, level, __file__, 1, text, args, None)
+    log_record.created = MOMENT
+    vars(log_record).update(more)
+    return log_record
 
 
-def test_a_line_says_when_and_who_in_columns() -> None:
+def test_a_line_has_time_and_name_in_columns() -> None:
     assert line("example", "listening on 20000", MOMENT) == "12:00:01 example        | listening on 20000"
     assert line("a-name-that-is-longer", "text", MOMENT) == "12:00:01 a-name-that-is-longer | text"
 
 
-def test_without_a_moment_it_is_now() -> None:
+def test_the_default_time_of_a_line_is_now() -> None:
     assert re.match(r"\d\d:\d\d:\d\d web            \| hello$", line("web", "hello"))
 
 
 @pytest.mark.parametrize(
     ("name", "speaker"), [("guildhall.runtime", "runtime"), ("guildhall.member.anna", "anna"), ("django", "django")]
 )
-def test_the_last_part_of_the_loggers_name_is_the_speaker(name: str, speaker: str) -> None:
+def test_the_name_in_a_line_is_the_last_part_of_the_loggers_name(name: str, speaker: str) -> None:
     assert LineFormatter().format(record(name, "hello")) == f"12:00:01 {speaker:<14} | hello"
 
 
-def test_arguments_are_filled_in() -> None:
+def test_arguments_replace_their_placeholders_in_the_line() -> None:
     assert LineFormatter().format(record("a", "%d of %s", logging.INFO, 2, "x")).endswith("| 2 of x")
 
 
 @pytest.mark.parametrize(
-    ("level", "shown"),
+    ("level", "expected"),
     [(logging.DEBUG, "oh"), (logging.INFO, "oh"), (logging.WARNING, "warning: oh"), (logging.ERROR, "error: oh")],
 )
-def test_what_is_not_as_it_should_be_says_so(level: int, shown: str) -> None:
-    assert LineFormatter().format(record("a", "oh", level)).endswith(f"| {shown}")
+def test_warnings_and_errors_have_their_level_in_the_line(level: int, expected: str) -> None:
+    assert LineFormatter().format(record("a", "oh", level)).endswith(f"| {expected}")
 
 
-def test_a_record_is_one_line_whatever_it_quotes() -> None:
-    said = "no\r\n12:00:01 runtime        | member 'good' is connected\n"
-    assert LineFormatter().format(record("a", "it said %s", logging.WARNING, said)) == (
+def test_a_record_with_line_breaks_is_one_line() -> None:
+    text = "no\r\n12:00:01 runtime        | member 'good' is connected\n"
+    assert LineFormatter().format(record("a", "it said %s", logging.WARNING, text)) == (
         "12:00:01 a              | warning: it said no\\r\\n12:00:01 runtime        | member 'good' is connected"
     )
     assert LineFormatter().format(record("a", "")) == "12:00:01 a              | "
@@ -63,14 +63,14 @@ CONTROLS = [
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=ascii)
-def test_what_a_terminal_would_obey_is_shown_as_an_escape(control: str) -> None:
-    shown = LineFormatter().format(record("a", "%s", logging.INFO, f"x{control}y"))
-    assert shown == f"12:00:01 a              | x{ascii(control)[1:-1]}y"
-    shown.encode("ascii")
+def test_control_characters_are_shown_as_escapes(control: str) -> None:
+    output = LineFormatter().format(record("a", "%s", logging.INFO, f"x{control}y"))
+    assert output == f"12:00:01 a              | x{ascii(control)[1:-1]}y"
+    output.encode("ascii")
     assert line("hall", f"x{control}y", MOMENT) == f"12:00:01 hall           | x{ascii(control)[1:-1]}y"
 
 
-def test_other_text_is_shown_as_it_is() -> None:
+def test_text_without_control_characters_is_logged_as_it_is() -> None:
     text = "tab\tCaf\u00e9 \u65e5\u672c \u05e9\u05dc\u05d5\u05dd \U0001f468\u200d\U0001f469 back\\slash"
     assert LineFormatter().format(record("a", "%s", logging.INFO, text)).endswith(f"| {text}")
 
@@ -79,23 +79,23 @@ def test_a_traceback_follows_its_message() -> None:
     try:
         raise ValueError("the reason")
     except ValueError:
-        shown = LineFormatter().format(record("a", "it failed", logging.ERROR, exc_info=sys.exc_info())).splitlines()
-    assert shown[0].endswith("| error: it failed")
-    assert shown[1].endswith("| Traceback (most recent call last):")
-    assert shown[-1].endswith("| ValueError: the reason")
+        output = LineFormatter().format(record("a", "it failed", logging.ERROR, exc_info=sys.exc_info())).splitlines()
+    assert output[0].endswith("| error: it failed")
+    assert output[1].endswith("| Traceback (most recent call last):")
+    assert output[-1].endswith("| ValueError: the reason")
 
 
 def test_the_text_of_an_exception_is_one_line_of_its_traceback() -> None:
-    said = "its answer\n12:00:01 runtime        | forged\x1b[2J\nTraceback (most recent call last):"
+    message = "its answer\n12:00:01 runtime        | forged\x1b[2J\nTraceback (most recent call last):"
     try:
         try:
-            raise ValueError(said)
+            raise ValueError(message)
         except ValueError as error:
-            raise RuntimeError(said) from error
+            raise RuntimeError(message) from error
     except RuntimeError:
-        shown = LineFormatter().format(record("a", "it failed", logging.ERROR, exc_info=sys.exc_info())).splitlines()
-    one_line = said.replace("\n", "\\n").replace("\x1b", "\\x1b")
-    texts = [text.partition(" | ")[2] for text in shown]
+        output = LineFormatter().format(record("a", "it failed", logging.ERROR, exc_info=sys.exc_info())).splitlines()
+    one_line = message.replace("\n", "\\n").replace("\x1b", "\\x1b")
+    texts = [text.partition(" | ")[2] for text in output]
     assert [text for text in texts if "forged" in text] == [
         f"ValueError: {one_line}",
         f"RuntimeError: {one_line}",
@@ -103,13 +103,13 @@ def test_the_text_of_an_exception_is_one_line_of_its_traceback() -> None:
     assert texts.count("Traceback (most recent call last):") == 2
     assert "The above exception was the direct cause of the following exception:" in texts
     assert any(text.startswith('  File "') for text in texts)
-    assert all(text.startswith("12:00:01 a              | ") for text in shown)
+    assert all(text.startswith("12:00:01 a              | ") for text in output)
 
 
 def test_exceptions_of_a_group_are_shown_with_their_tracebacks() -> None:
     try:
         raise ExceptionGroup("several", [ValueError("one\ntwo")])
     except ExceptionGroup:
-        shown = LineFormatter().format(record("a", "it failed", logging.ERROR, exc_info=sys.exc_info()))
-    assert "ValueError: one\\n" in shown
-    assert "\n12:00:01 a              |   + Exception Group Traceback (most recent call last):" in shown
+        output = LineFormatter().format(record("a", "it failed", logging.ERROR, exc_info=sys.exc_info()))
+    assert "ValueError: one\\n" in output
+    assert "\n12:00:01 a              |   + Exception Group Traceback (most recent call last):" in output

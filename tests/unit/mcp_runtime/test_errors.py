@@ -20,13 +20,13 @@ from mcp_runtime.protocol.errors import (
 )
 from tests.conftest import ROOT
 
-CLASSES = {
+ERROR_CLASSES = {
     name: value for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)
 }
 
 
-def drawn() -> dict[str, str]:
-    """Each class of the tree in the module's docstring, and the one it hangs under."""
+def documented_tree() -> dict[str, str]:
+    """Each class of the tree in the module's docstring, with its parent."""
     parents: dict[str, str] = {}
     path: list[tuple[int, str]] = []
     for line in (errors.__doc__ or "").splitlines()[2:]:
@@ -40,25 +40,27 @@ def drawn() -> dict[str, str]:
     return parents
 
 
-def test_the_tree_that_is_drawn_is_the_tree_that_is() -> None:
-    assert drawn() == {name: "" if cls is McpRuntimeError else cls.__base__.__name__ for name, cls in CLASSES.items()}
+def test_the_documented_tree_of_errors_is_the_real_one() -> None:
+    assert documented_tree() == {
+        name: "" if cls is McpRuntimeError else cls.__base__.__name__ for name, cls in ERROR_CLASSES.items()
+    }
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_error_says_in_one_line_what_it_means(name: str) -> None:
-    text = CLASSES[name].__doc__
+@pytest.mark.parametrize("name", ERROR_CLASSES)
+def test_the_docstring_of_every_error_begins_with_a_sentence(name: str) -> None:
+    text = ERROR_CLASSES[name].__doc__
     assert text
     assert text.strip().splitlines()[0].endswith((".", '."'))
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_every_error_is_one_of_ours(name: str) -> None:
-    assert issubclass(CLASSES[name], McpRuntimeError)
+@pytest.mark.parametrize("name", ERROR_CLASSES)
+def test_every_error_is_a_McpRuntimeError(name: str) -> None:
+    assert issubclass(ERROR_CLASSES[name], McpRuntimeError)
     assert name == "McpRuntimeError" or name.endswith("Error")
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "said"),
+    ("exit_code", "text"),
     [
         (0, "exit code 0"),
         (3, "exit code 3"),
@@ -67,54 +69,54 @@ def test_every_error_is_one_of_ours(name: str) -> None:
         (-250, "signal 250"),
     ],
 )
-def test_an_exit_is_said_in_words(exit_code: int, said: str) -> None:
-    assert describe_exit(exit_code) == said
-    assert str(ExitedEarlyError(exit_code)) == f"ended with {said} before the handshake was done"
+def test_an_exit_code_is_described_in_words(exit_code: int, text: str) -> None:
+    assert describe_exit(exit_code) == text
+    assert str(ExitedEarlyError(exit_code)) == f"ended with {text} before the handshake was done"
 
 
-def test_a_manifests_fault_names_the_key_when_there_is_one() -> None:
+def test_a_manifest_error_names_its_key() -> None:
     assert str(ManifestError("args.1", "must be text")) == "args.1: must be text"
     assert str(ManifestError("", "is not JSON")) == "is not JSON"
 
 
-def test_an_exhausted_range_says_what_to_do() -> None:
-    said = str(NoFreePortError(20000, 20009))
-    assert "from 20000 to 20009" in said
-    assert "all 10 are taken" in said
-    assert "GUILD_HALL_PORT_RANGE" in said
+def test_the_error_about_an_exhausted_port_range_has_advice() -> None:
+    text = str(NoFreePortError(20000, 20009))
+    assert "from 20000 to 20009" in text
+    assert "all 10 are taken" in text
+    assert "GUILD_HALL_PORT_RANGE" in text
 
 
-def test_a_start_that_took_too_long_says_how_long_and_why() -> None:
+def test_the_error_about_a_slow_start_has_the_time_and_the_reason() -> None:
     assert str(StartTimeoutError(5.0)) == "did not complete the initialize handshake within 5 s"
     assert str(NotListeningError(5.04)).startswith("nothing listened on its port within 5 s of its start; ")
     assert str(StartTimeoutError(2.5, "connection refused")).endswith("within 2.5 s (connection refused)")
 
 
-def test_a_status_without_a_word_stands_alone() -> None:
+def test_an_http_status_error_without_a_text_has_only_the_status() -> None:
     assert str(HttpStatusError(502)) == "answered with HTTP status 502"
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "text"),
     [
         (-32601, "no (JSON-RPC error -32601: method not found)"),
         (-32022, "no (JSON-RPC error -32022: unsupported protocol version)"),
         (17, "no (JSON-RPC error 17)"),
     ],
 )
-def test_a_known_code_is_told_with_its_meaning(code: int, said: str) -> None:
-    assert str(errors.RemoteError(code, "no")) == said
+def test_a_remote_error_with_a_known_code_has_its_meaning(code: int, text: str) -> None:
+    assert str(errors.RemoteError(code, "no")) == text
 
 
 @pytest.mark.parametrize("kind", ErrorKind, ids=str)
-def test_every_kind_of_failure_is_in_the_documents_with_whether_it_may_have_run(kind: ErrorKind) -> None:
+def test_every_error_kind_is_documented(kind: ErrorKind) -> None:
     assert f"| `{kind}` |" in (ROOT / "docs" / "architecture.md").read_text()
-    about = [
+    table_rows = [
         line for line in (ROOT / "docs" / "gateway.md").read_text().splitlines() if line.startswith(f"| `{kind}` |")
     ]
-    assert [line.endswith("| Yes |") for line in about] in ([], [not kind.may_have_run])
+    assert [line.endswith("| Yes |") for line in table_rows] in ([], [not kind.may_have_run])
 
 
-def test_a_call_that_was_never_sent_is_said_so_to_agents() -> None:
+def test_the_data_of_an_unsent_call_says_that_it_was_not_sent() -> None:
     assert ErrorKind.UNAVAILABLE.data("notes") == {"member": "notes", "kind": "unavailable", "sent": False}
     assert ErrorKind.TIMEOUT.data() == {"kind": "timeout"}

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -23,17 +24,20 @@ from tests.support.machine import Stopwatch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
 
-RUN = """
+START_WORKER = """
 import sys
 from mcp_runtime.runtime import guard
 guard.WORKER = [sys.executable, "-c", sys.argv[1]]
 sys.exit(guard.main())
 """
-# The worker is there before the guard is, and signals are held back, as `warm` has it.
-RUN_FORKED = """
+# The worker exists before the guard, and signals are blocked, as in `warm`.
+ADOPT_WORKER = """
 import os, signal, sys
 from mcp_runtime.runtime import guard
 signal.pthread_sigmask(signal.SIG_BLOCK, guard.STOP_SIGNALS)
+fence_file = guard.create_fence_file()
+os.set_inheritable(fence_file, True)
+os.environ.update(GUILD_HALL_FENCE=str(fence_file), GUILD_HALL_GUARD_PID=str(os.getpid()))
 worker = os.fork()
 if not worker:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, guard.STOP_SIGNALS)
@@ -42,33 +46,37 @@ if not worker:
 os.environ["GUILD_HALL_WORKER_PID"] = str(worker)
 sys.exit(guard.main())
 """
-# A worker that writes down each SIGTERM and goes on. A handler of Python's runs after a `sleep` that begins just as the
-# signal comes, so sleeps are short.
-STUBBORN = """
+# A worker that writes down each SIGTERM and continues. If a signal comes just before a `sleep`, Python's handler runs
+# after it, so sleeps are short.
+WORKER_THAT_STAYS = """
     import signal, sys, time
     signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
     print("up", flush=True)
     while True: time.sleep(0.05)
 """
-POLITE = """
+WORKER_THAT_ENDS = """
     import signal, sys, time
     signal.signal(signal.SIGTERM, lambda *_: (print("asked", flush=True), sys.exit(7)))
     print("up", flush=True)
     while True: time.sleep(0.05)
 """
-DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+IGNORE_SIGTERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"
+)
 
 
-class Guarded:
-    """A guard and its worker. Whatever they start carries `mark`."""
+class GuardProcess:
+    """A guard and its worker. All processes that they start have the tag `tag`."""
 
-    def __init__(self, folder: Path, worker: str, run: str = RUN, stdin: int | None = None, **environment: str) -> None:
-        self.mark = str(uuid.uuid4())
-        self.output = folder / f"{self.mark}.log"
+    def __init__(
+        self, folder: Path, worker: str, program: str = START_WORKER, stdin: int | None = None, **environment: str
+    ) -> None:
+        self.tag = str(uuid.uuid4())
+        self.output = folder / f"{self.tag}.log"
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", run, textwrap.dedent(worker)],
-                env={**os.environ, "PYTHONPATH": str(ROOT), "TEST_MARK": self.mark, **environment},
+                [sys.executable, "-c", program, textwrap.dedent(worker)],
+                env={**os.environ, "PYTHONPATH": str(ROOT), "TEST_MARK": self.tag, **environment},
                 stdin=stdin,
                 stdout=output,
                 stderr=output,
@@ -83,21 +91,21 @@ class Guarded:
         eventually(lambda: self.lines.count(line) >= times, what=f"{line!r}; so far {self.lines}")
 
     def end(self) -> int:
-        """The guard's exit code; nothing of it is left."""
+        """Wait for the exit code of the guard. None of its processes may remain."""
         code = self.process.wait(10)
-        assert self.left() == []
+        assert self.processes() == []
         return code
 
-    def left(self) -> list[psutil.Process]:
-        found = []
+    def processes(self) -> list[psutil.Process]:
+        processes = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("TEST_MARK") == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                if process.environ().get("TEST_MARK") == self.tag and process.status() != psutil.STATUS_ZOMBIE:
+                    processes.append(process)
+        return processes
 
     def clean_up(self) -> None:
-        for process in self.left():
+        for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self.process.wait(10)
@@ -105,97 +113,101 @@ class Guarded:
             self.process.stdin.close()
 
 
-class Guards:
+class GuardStarter:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.started: list[Guarded] = []
+        self.started: list[GuardProcess] = []
 
-    def __call__(self, worker: str, run: str = RUN, stdin: int | None = None, **environment: str) -> Guarded:
-        self.started.append(Guarded(self.folder, worker, run, stdin, **environment))
+    def __call__(
+        self, worker: str, program: str = START_WORKER, stdin: int | None = None, **environment: str
+    ) -> GuardProcess:
+        self.started.append(GuardProcess(self.folder, worker, program, stdin, **environment))
         return self.started[-1]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Guards]:
-    guards = Guards(tmp_path)
-    yield guards
-    for guarded in guards.started:
-        guarded.clean_up()
+def start_guard(tmp_path: Path) -> Iterator[GuardStarter]:
+    starter = GuardStarter(tmp_path)
+    yield starter
+    for guard_process in starter.started:
+        guard_process.clean_up()
 
 
 # Exit codes -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", [RUN, RUN_FORKED], ids=["started", "forked"])
+@pytest.mark.parametrize("program", [START_WORKER, ADOPT_WORKER], ids=["started", "forked"])
 @pytest.mark.parametrize("code", [0, 3, 75])
-def test_the_guard_ends_with_the_workers_exit_code(run: Guards, code: int, program: str) -> None:
-    assert run(f"raise SystemExit({code})", program).end() == code
+def test_the_guard_ends_with_the_workers_exit_code(start_guard: GuardStarter, code: int, program: str) -> None:
+    assert start_guard(f"raise SystemExit({code})", program).end() == code
 
 
-def test_a_worker_that_was_there_before_the_guard_is_asked_and_what_it_leaves_is_ended(run: Guards) -> None:
-    left = "import subprocess; subprocess.Popen(['setsid', 'sleep', '600'])\n"
-    guarded = run(left + textwrap.dedent(POLITE), RUN_FORKED)
-    guarded.wait_for("up")
-    guarded.process.send_signal(signal.SIGTERM)
-    assert guarded.end() == 7
-    assert guarded.lines.count("asked") == 1
+def test_a_worker_older_than_the_guard_gets_sigterm_and_its_children_are_ended(start_guard: GuardStarter) -> None:
+    start_child = "import subprocess; subprocess.Popen(['setsid', 'sleep', '600'])\n"
+    guard_process = start_guard(start_child + textwrap.dedent(WORKER_THAT_ENDS), ADOPT_WORKER)
+    guard_process.wait_for("up")
+    guard_process.process.send_signal(signal.SIGTERM)
+    assert guard_process.end() == 7
+    assert guard_process.lines.count("asked") == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_worker_that_a_signal_ended_is_said_as_shells_say_it(run: Guards, number: signal.Signals) -> None:
-    assert run(f"import os; os.kill(os.getpid(), {int(number)})").end() == 128 + number
+def test_the_exit_code_for_a_worker_ended_by_a_signal_is_128_plus_the_signal(
+    start_guard: GuardStarter, number: signal.Signals
+) -> None:
+    assert start_guard(f"import os; os.kill(os.getpid(), {int(number)})").end() == 128 + number
 
 
 # Signals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_the_first_signal_whichever_asks_the_worker_to_end_once(run: Guards, number: signal.Signals) -> None:
-    guarded = run(POLITE)
-    guarded.wait_for("up")
-    guarded.process.send_signal(number)
-    assert guarded.end() == 7
-    assert guarded.lines == ["up", "asked"]
+def test_the_first_signal_of_any_kind_sends_one_sigterm_to_the_worker(
+    start_guard: GuardStarter, number: signal.Signals
+) -> None:
+    guard_process = start_guard(WORKER_THAT_ENDS)
+    guard_process.wait_for("up")
+    guard_process.process.send_signal(number)
+    assert guard_process.end() == 7
+    assert guard_process.lines == ["up", "asked"]
 
 
-def test_the_second_signal_kills_a_worker_that_takes_its_time(run: Guards) -> None:
-    guarded = run(STUBBORN)
-    guarded.wait_for("up")
-    guarded.process.send_signal(signal.SIGINT)
-    guarded.wait_for("asked")
-    guarded.process.send_signal(signal.SIGINT)
-    assert guarded.end() == 128 + signal.SIGKILL
-    assert guarded.lines == ["up", "asked"]
+def test_the_second_signal_kills_a_slow_worker(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(WORKER_THAT_STAYS)
+    guard_process.wait_for("up")
+    guard_process.process.send_signal(signal.SIGINT)
+    guard_process.wait_for("asked")
+    guard_process.process.send_signal(signal.SIGINT)
+    assert guard_process.end() == 128 + signal.SIGKILL
+    assert guard_process.lines == ["up", "asked"]
 
 
 @pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGINT])
-def test_a_terminal_that_closes_however_often_it_says_so_kills_no_worker_that_is_stopping(
-    run: Guards, first: signal.Signals
-) -> None:
-    guarded = run(STUBBORN)
-    guarded.wait_for("up")
-    guarded.process.send_signal(first)
-    guarded.wait_for("asked")
+def test_repeated_sighup_does_not_kill_a_stopping_worker(start_guard: GuardStarter, first: signal.Signals) -> None:
+    guard_process = start_guard(WORKER_THAT_STAYS)
+    guard_process.wait_for("up")
+    guard_process.process.send_signal(first)
+    guard_process.wait_for("asked")
     for _ in range(3):
-        guarded.process.send_signal(signal.SIGHUP)
-        eventually(lambda: not pending(guarded.process.pid, signal.SIGHUP), what="it is handled")
-    (worker,) = psutil.Process(guarded.process.pid).children()
-    worker.send_signal(signal.SIGTERM)  # a worker that was killed does not answer
-    guarded.wait_for("asked", times=2)
-    guarded.process.send_signal(signal.SIGINT)  # a second Ctrl-C is one still
-    assert guarded.end() == 128 + signal.SIGKILL
-    assert guarded.lines == ["up", "asked", "asked"]
+        guard_process.process.send_signal(signal.SIGHUP)
+        eventually(lambda: not is_pending(guard_process.process.pid, signal.SIGHUP), what="the signal is handled")
+    (worker,) = psutil.Process(guard_process.process.pid).children()
+    worker.send_signal(signal.SIGTERM)  # a killed worker would write nothing
+    guard_process.wait_for("asked", times=2)
+    guard_process.process.send_signal(signal.SIGINT)  # the second Ctrl-C still counts
+    assert guard_process.end() == 128 + signal.SIGKILL
+    assert guard_process.lines == ["up", "asked", "asked"]
 
 
-def pending(pid: int, number: signal.Signals) -> bool:
+def is_pending(pid: int, number: signal.Signals) -> bool:
     """Whether the signal was sent and not yet delivered."""
     status = Path(f"/proc/{pid}/status").read_text()
     (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:")]
     return bool(int(mask, 16) & 1 << number - 1)
 
 
-def test_a_signal_that_came_before_there_was_a_worker_is_passed_on(run: Guards) -> None:
-    early = """
+def test_a_signal_before_the_worker_started_is_passed_on(start_guard: GuardStarter) -> None:
+    program = """
 import os, signal, subprocess, sys
 from mcp_runtime.runtime.guard import Guard
 real = subprocess.Popen
@@ -205,21 +217,23 @@ def popen(*args, **options):
 subprocess.Popen = popen
 sys.exit(128 - Guard([sys.executable, "-c", "import time; time.sleep(600)"]).run())
 """
-    assert run("", early).end() == 128 + signal.SIGTERM
+    assert start_guard("", program).end() == 128 + signal.SIGTERM
 
 
-def test_the_worker_has_a_session_of_its_own_so_that_ctrl_c_reaches_the_guard_alone(run: Guards) -> None:
-    guarded = run("import os; print(os.getsid(0) == os.getpid(), os.environ['GUILD_HALL_GUARD_PID'], os.getppid())")
-    assert guarded.end() == 0
-    assert guarded.lines == [f"True {guarded.process.pid} {guarded.process.pid}"]
+def test_the_worker_has_its_own_session(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(
+        "import os; print(os.getsid(0) == os.getpid(), os.environ['GUILD_HALL_GUARD_PID'], os.getppid())"
+    )
+    assert guard_process.end() == 0
+    assert guard_process.lines == [f"True {guard_process.process.pid} {guard_process.process.pid}"]
 
 
 # Orphans ----------------------------------------------------------------------------------------------------------
 
-# A child, a grandchild in a session of its own, and one whose parents are gone as well. All deaf to SIGTERM.
-FAMILY = f"""
+# A child, a grandchild in its own session, and a process whose parents have ended. All of them ignore SIGTERM.
+WORKER_WITH_CHILDREN = f"""
     import os, subprocess, sys, time
-    deaf = {DEAF!r}
+    deaf = {IGNORE_SIGTERM!r}
     start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
     subprocess.Popen([sys.executable, "-c", deaf])
     subprocess.Popen([sys.executable, "-c", start + "; import time; time.sleep(600)", deaf])
@@ -228,24 +242,26 @@ FAMILY = f"""
 """
 
 
-def test_all_that_the_worker_left_is_gone_when_the_guard_is(run: Guards) -> None:
-    guarded = run(FAMILY)
-    assert guarded.end() == 0
+def test_the_guard_ends_all_processes_that_the_worker_left(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(WORKER_WITH_CHILDREN)
+    assert guard_process.end() == 0
 
 
-def test_a_killed_worker_leaves_nothing_either(run: Guards) -> None:
-    guarded = run(FAMILY + "    time.sleep(600)\n")
-    guarded.wait_for("deaf", times=3)
+def test_the_guard_ends_all_processes_of_a_killed_worker(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(WORKER_WITH_CHILDREN + "    time.sleep(600)\n")
+    guard_process.wait_for("deaf", times=3)
     (worker,) = [
-        p for p in psutil.Process(guarded.process.pid).children() if p.cmdline()[-1].lstrip().startswith("import os")
+        p
+        for p in psutil.Process(guard_process.process.pid).children()
+        if p.cmdline()[-1].lstrip().startswith("import os")
     ]
     worker.kill()
-    assert guarded.end() == 128 + signal.SIGKILL
+    assert guard_process.end() == 128 + signal.SIGKILL
 
 
-def test_what_forks_while_it_is_being_ended_is_ended_too(run: Guards) -> None:
-    # One at a time, each the child of the last, which exits: a target that moves, and never more than a few processes.
-    moving = """
+def test_the_guard_ends_processes_that_fork_while_they_are_ended(start_guard: GuardStarter) -> None:
+    # Each process forks one child and exits, so that the pid changes and there are never more than a few processes.
+    forking_program = """
 import os, time
 for _ in range(500):
     if os.fork():
@@ -254,26 +270,266 @@ for _ in range(500):
     time.sleep(0.001)
 time.sleep(600)
 """
-    guarded = run(f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {moving!r}])")
-    guarded.end()
+    guard_process = start_guard(
+        f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {forking_program!r}])"
+    )
+    guard_process.end()
 
 
-def test_adopted_zombies_are_reaped_while_the_worker_lives(run: Guards) -> None:
-    orphan = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'pass'])"
-    guarded = run(
+def test_adopted_zombies_are_reaped_while_the_worker_runs(start_guard: GuardStarter) -> None:
+    start_orphan = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'pass'])"
+    guard_process = start_guard(
         f"""
         import subprocess, sys, time
-        for _ in range(5): subprocess.run([sys.executable, "-c", {orphan!r}])
+        for _ in range(5): subprocess.run([sys.executable, "-c", {start_orphan!r}])
         print("up", flush=True)
         time.sleep(600)
         """
     )
-    guarded.wait_for("up")
-    ours = psutil.Process(guarded.process.pid)
-    eventually(lambda: len(ours.children()) == 1, what="the worker alone is left")
+    guard_process.wait_for("up")
+    guard_info = psutil.Process(guard_process.process.pid)
+    eventually(lambda: len(guard_info.children()) == 1, what="only the worker remains")
 
 
-# Its own parent ---------------------------------------------------------------------------------------------------
+# The fence --------------------------------------------------------------------------------------------------------
+
+SHORT_FENCE = "from mcp_runtime.runtime import guard; guard.FENCE_SECONDS = 0.6\n"
+# The worker renews its lease until SIGTERM. After that all renewals fail.
+FENCED_WORKER = """
+    import os, signal, subprocess, sys, threading, time
+    from mcp_runtime.runtime import fence
+    fails = threading.Event()
+    # No print, because it raises an error if the signal comes during another print.
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"cut off\\n"), fails.set()))
+    fence.take_inherited()
+    fence.note_renewal(fence.now())
+    fence.turn_on()
+    is_told = False
+    while True:
+        if not fails.is_set(): fence.note_renewal(fence.now())
+        if fence.is_watched() and not is_told:
+            print("fenced", flush=True)
+            is_told = True
+        time.sleep(0.02)
+"""
+FENCED_WORKER_WITH_CHILDREN = WORKER_WITH_CHILDREN + FENCED_WORKER
+PROGRAMS = pytest.mark.parametrize(
+    "program", [SHORT_FENCE + START_WORKER, SHORT_FENCE + ADOPT_WORKER], ids=["started", "forked"]
+)
+
+
+def start_fenced(start_guard: GuardStarter, program: str, worker: str = FENCED_WORKER) -> GuardProcess:
+    guard_process = start_guard(worker, program)
+    guard_process.wait_for("fenced")
+    return guard_process
+
+
+def worker_of(guard_process: GuardProcess) -> psutil.Process:
+    """The worker. It is a session's leader, as other children of the guard may be, but it came first."""
+    return min(psutil.Process(guard_process.process.pid).children(), key=lambda process: process.create_time())
+
+
+def fence_lines(guard_process: GuardProcess) -> list[str]:
+    return [line for line in guard_process.lines if "heartbeat" in line]
+
+
+def context_switches(pid: int) -> list[str]:
+    return [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "ctxt_switches" in line]
+
+
+@PROGRAMS
+def test_without_a_request_of_the_worker_there_is_no_fence_and_the_guard_sleeps(
+    start_guard: GuardStarter, program: str
+) -> None:
+    worker = FENCED_WORKER.replace("fence.turn_on()", "print('up', flush=True)").replace("fence.now()", "0.0")
+    guard_process = start_guard(worker, program)
+    guard_process.wait_for("up")
+    pid = guard_process.process.pid
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)
+    before = context_switches(pid)
+    time.sleep(1)
+    assert context_switches(pid) == before
+    assert guard_process.process.poll() is None
+
+
+def test_a_signal_of_a_stranger_turns_no_fence_on_before_the_first_renewal(start_guard: GuardStarter) -> None:
+    worker = """
+        import os, signal, time
+        os.kill(os.getppid(), signal.SIGUSR1)
+        print("sent", flush=True)
+        time.sleep(600)
+    """
+    guard_process = start_guard(worker, SHORT_FENCE + START_WORKER)
+    guard_process.wait_for("sent")
+    time.sleep(1)
+    assert guard_process.process.poll() is None
+    assert fence_lines(guard_process) == []
+
+
+@PROGRAMS
+def test_the_fence_ends_a_suspended_worker_and_all_processes_that_it_left(
+    start_guard: GuardStarter, program: str
+) -> None:
+    guard_process = start_fenced(start_guard, program, FENCED_WORKER_WITH_CHILDREN)
+    guard_process.wait_for("deaf", times=3)
+    worker_of(guard_process).suspend()
+    assert guard_process.end() == guard.EX_FENCED
+    (line,) = fence_lines(guard_process)
+    assert "accepted no heartbeat of this node for 0.6 s" in line
+    assert "must start again" in line
+
+
+@PROGRAMS
+def test_the_fence_ends_a_worker_that_runs_and_cannot_renew_its_lease(start_guard: GuardStarter, program: str) -> None:
+    guard_process = start_fenced(start_guard, program, FENCED_WORKER_WITH_CHILDREN)
+    watch = Stopwatch()
+    worker_of(guard_process).terminate()
+    guard_process.wait_for("cut off")
+    assert guard_process.end() == guard.EX_FENCED
+    assert watch.elapsed > 0.5  # the last renewal was just before
+    assert len(fence_lines(guard_process)) == 1
+
+
+def test_the_fence_does_not_end_a_worker_that_renews_its_lease(start_guard: GuardStarter) -> None:
+    program = SHORT_FENCE.replace("0.6", "2.0") + START_WORKER
+    guard_process = start_fenced(start_guard, program)
+    time.sleep(5)
+    assert guard_process.process.poll() is None
+    worker_of(guard_process).kill()
+    assert guard_process.end() == 128 + signal.SIGKILL
+    assert fence_lines(guard_process) == []
+
+
+def test_the_fence_works_if_the_worker_turns_it_on_before_the_guard_knows_its_pid(start_guard: GuardStarter) -> None:
+    slow_start = """
+import os, subprocess, time
+real = subprocess.Popen
+def popen(*args, **options):
+    worker = real(*args, **options)
+    while os.pread(options["pass_fds"][-1], 1, guard.STATE_OFFSET)[0] != guard.WATCHING:
+        time.sleep(0.01)
+    return worker
+subprocess.Popen = popen
+"""
+    guard_process = start_fenced(start_guard, SHORT_FENCE + slow_start + START_WORKER)
+    worker_of(guard_process).suspend()
+    assert guard_process.end() == guard.EX_FENCED
+
+
+def test_a_guard_that_was_suspended_ends_an_overdue_worker_at_once(start_guard: GuardStarter) -> None:
+    guard_process = start_fenced(start_guard, SHORT_FENCE + START_WORKER)
+    worker = worker_of(guard_process)
+    guard_process.process.send_signal(signal.SIGSTOP)
+    worker.terminate()
+    guard_process.wait_for("cut off")
+    time.sleep(0.7)
+    assert worker.is_running()
+    watch = Stopwatch()
+    guard_process.process.send_signal(signal.SIGCONT)
+    assert guard_process.end() == guard.EX_FENCED
+    assert watch.elapsed < 0.5
+
+
+def test_members_end_although_the_worker_hangs_in_the_kernel(start_guard: GuardStarter) -> None:
+    worker_that_hangs = """
+import os
+kill = os.kill
+os.kill = lambda pid, number: kill(pid, number) if pid not in hanging() else None
+def hanging():  # the child of the guard that came first
+    return sorted(guard.children())[:1]
+"""
+    guard_process = start_fenced(
+        start_guard, SHORT_FENCE + worker_that_hangs + START_WORKER, FENCED_WORKER_WITH_CHILDREN
+    )
+    guard_process.wait_for("deaf", times=3)
+    worker = worker_of(guard_process)
+    worker.suspend()
+    eventually(lambda: len(guard_process.processes()) == 2, what="only guard and worker remain")
+    assert worker.is_running()
+    eventually(lambda: len(fence_lines(guard_process)) == 1, what="the guard says so although the worker is not dead")
+    worker.kill()
+    assert guard_process.end() == guard.EX_FENCED
+
+
+def test_a_stop_during_which_the_fence_strikes_announces_no_start(start_guard: GuardStarter) -> None:
+    guard_process = start_fenced(start_guard, SHORT_FENCE + START_WORKER)
+    guard_process.process.terminate()
+    guard_process.wait_for("cut off")
+    assert guard_process.end() == guard.EX_FENCED
+    assert "start again" not in fence_lines(guard_process)[0]
+
+
+def test_the_fence_spares_children_older_than_the_guard(start_guard: GuardStarter) -> None:
+    older_child = (
+        "import subprocess; older = subprocess.Popen(['sleep', '600'], env={}); print(older.pid, flush=True)\n"
+    )
+    guard_process = start_fenced(start_guard, older_child + SHORT_FENCE + START_WORKER)
+    older = psutil.Process(int(guard_process.lines[0]))
+    try:
+        worker_of_guard = next(p for p in psutil.Process(guard_process.process.pid).children() if p != older)
+        worker_of_guard.suspend()
+        assert guard_process.end() == guard.EX_FENCED
+        assert older.status() != psutil.STATUS_ZOMBIE
+    finally:
+        older.kill()
+
+
+def test_without_a_shared_file_the_guard_works_and_the_worker_knows_that_nobody_watches(
+    start_guard: GuardStarter,
+) -> None:
+    program = "from mcp_runtime.runtime import guard; guard.create_fence_file = lambda: -1\n" + START_WORKER
+    worker = """
+        from mcp_runtime.runtime import fence
+        fence.take_inherited()
+        fence.note_renewal(0.0)
+        fence.turn_on()
+        print(fence.is_watched())
+        raise SystemExit(3)
+    """
+    guard_process = start_guard(worker, program)
+    assert guard_process.end() == 3
+    assert guard_process.lines == ["False"]
+
+
+@pytest.mark.parametrize("refused", ["memfd_create", "missing memfd_create", "both"])
+def test_a_system_without_files_in_memory_gets_a_file_without_a_name(
+    refused: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing" if refused == "both" else tmp_path))
+    if refused == "missing memfd_create":
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    descriptor = guard.create_fence_file()
+    assert (descriptor == -1) == (refused == "both")
+    assert list(tmp_path.iterdir()) == []
+    if descriptor >= 0:
+        assert os.pread(descriptor, 100, 0) == bytes(9)
+        os.close(descriptor)
+
+
+def test_a_console_that_nobody_reads_does_not_stop_the_guard() -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"x" * 4096)
+    os.set_blocking(writer, True)
+    program = "from mcp_runtime.runtime.guard import write_error; write_error('x'); raise SystemExit(3)"
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stderr=writer)
+    try:
+        assert process.wait(10) == 3
+    finally:
+        process.kill()
+        process.wait()
+        os.close(reader)
+        os.close(writer)
+
+
+# The parent of the guard ------------------------------------------------------------------------------------------
 
 
 # A parent that starts the guard, and then is killed.
@@ -286,60 +542,62 @@ time.sleep(600)
 """
 
 
-def test_a_guard_that_is_told_so_ends_with_its_parent(run: Guards) -> None:
-    guarded = run(RUN + "---" + textwrap.dedent(POLITE), PARENT)
-    guarded.wait_for("up")
-    guarded.process.kill()
-    guarded.wait_for("asked")
-    eventually(lambda: guarded.left() == [])
+def test_a_guard_with_the_setting_ends_with_its_parent(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(START_WORKER + "---" + textwrap.dedent(WORKER_THAT_ENDS), PARENT)
+    guard_process.wait_for("up")
+    guard_process.process.kill()
+    guard_process.wait_for("asked")
+    eventually(lambda: guard_process.processes() == [])
 
 
-def test_a_guard_whose_parent_was_killed_kills_a_worker_that_takes_more_than_a_second(run: Guards) -> None:
-    guarded = run(RUN + "---" + textwrap.dedent(STUBBORN), PARENT)
-    guarded.wait_for("up")
-    guarded.process.kill()
-    guarded.wait_for("asked")
+def test_a_guard_without_its_parent_kills_a_slow_worker(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(START_WORKER + "---" + textwrap.dedent(WORKER_THAT_STAYS), PARENT)
+    guard_process.wait_for("up")
+    guard_process.process.kill()
+    guard_process.wait_for("asked")
     watch = Stopwatch()
-    eventually(lambda: guarded.left() == [], within=2)
+    eventually(lambda: guard_process.processes() == [], within=2)
     assert watch.elapsed > 0.5
 
 
-def test_a_guard_whose_parent_asks_it_to_end_gives_the_worker_its_time(run: Guards) -> None:
-    asking = PARENT.replace("time.sleep(600)", "sys.stdin.read(1); guard.terminate(); time.sleep(600)")
-    guarded = run(RUN + "---" + textwrap.dedent(STUBBORN), asking, stdin=subprocess.PIPE)
-    guarded.wait_for("up")
-    guarded.process.stdin.write(b"x")
-    guarded.process.stdin.flush()
-    guarded.wait_for("asked")
+def test_a_guard_terminated_by_its_parent_waits_for_a_slow_worker(start_guard: GuardStarter) -> None:
+    parent_program = PARENT.replace("time.sleep(600)", "sys.stdin.read(1); guard.terminate(); time.sleep(600)")
+    guard_process = start_guard(
+        START_WORKER + "---" + textwrap.dedent(WORKER_THAT_STAYS), parent_program, stdin=subprocess.PIPE
+    )
+    guard_process.wait_for("up")
+    guard_process.process.stdin.write(b"x")
+    guard_process.process.stdin.flush()
+    guard_process.wait_for("asked")
     time.sleep(guard.ORPHANED_SECONDS + 0.3)
-    assert len(guarded.left()) == 3
+    assert len(guard_process.processes()) == 3
 
 
-def test_a_guard_whose_parent_died_before_it_could_ask_starts_nothing(run: Guards) -> None:
-    guarded = run(POLITE, GUILD_HALL_END_WITH_PARENT="1")
-    assert guarded.end() == 1
-    assert guarded.lines == []
+def test_a_guard_whose_parent_ended_before_its_start_starts_no_worker(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(WORKER_THAT_ENDS, GUILD_HALL_END_WITH_PARENT="1")
+    assert guard_process.end() == 1
+    assert guard_process.lines == []
 
 
 # Children ---------------------------------------------------------------------------------------------------------
 
 
-def test_children_are_found_whatever_they_are_called(tmp_path: Path) -> None:
-    odd = tmp_path / "a) R 1 (b"
-    shutil.copy(shutil.which("sleep") or "", odd)
-    child = subprocess.Popen([odd, "600"])
+def test_children_with_unusual_names_are_found(tmp_path: Path) -> None:
+    program = tmp_path / "a) R 1 (b"
+    shutil.copy(shutil.which("sleep") or "", program)
+    child = subprocess.Popen([program, "600"])
     try:
         assert child.pid in guard.children()
         assert os.getppid() not in guard.children()
     finally:
         child.kill()
-        assert child.pid in guard.children()  # a zombie is ours still
+        assert child.pid in guard.children()  # a zombie is still a child
         child.wait()
     assert child.pid not in guard.children()
 
 
-def test_children_that_are_to_be_spared_live_on_and_the_others_are_ended_and_reaped(run: Guards) -> None:
-    guarded = run(
+def test_end_children_ends_and_reaps_all_children_but_the_spared_ones(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(
         """
         import subprocess, time
         from mcp_runtime.runtime import guard
@@ -349,16 +607,16 @@ def test_children_that_are_to_be_spared_live_on_and_the_others_are_ended_and_rea
         print(spared.poll(), guard.children() == [spared.pid])
         """
     )
-    guarded.wait_for("None True")
+    guard_process.wait_for("None True")
 
 
-def test_a_sigterm_that_came_before_there_was_a_handler_ends_the_guard_all_the_same(run: Guards) -> None:
-    early = "import os, signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); os.kill(os.getpid(), 15)"
-    guarded = run("import time; time.sleep(600)", run=early + RUN)
-    assert guarded.end() == 128 + signal.SIGTERM
+def test_a_sigterm_before_the_handler_was_set_ends_the_guard(start_guard: GuardStarter) -> None:
+    send_blocked_sigterm = "import os, signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); os.kill(os.getpid(), 15)"
+    guard_process = start_guard("import time; time.sleep(600)", program=send_blocked_sigterm + START_WORKER)
+    assert guard_process.end() == 128 + signal.SIGTERM
 
 
-REFUSED = """
+CHILD_OF_ANOTHER_USER = """
     import os, subprocess, time
     from mcp_runtime.runtime import guard
     other_user, ended = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
@@ -371,55 +629,55 @@ REFUSED = """
 """
 
 
-def test_a_child_that_took_another_user_is_left_alone_and_the_others_are_ended(run: Guards) -> None:
-    guarded = run(
-        f"""{REFUSED}
+def test_a_child_of_another_user_is_skipped_and_the_others_are_ended(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(
+        f"""{CHILD_OF_ANOTHER_USER}
     guard.end_descendants()
     print(other_user.poll(), guard.children() == [other_user.pid], guard.end_children())
     """
     )
-    guarded.wait_for("None True False")
+    guard_process.wait_for("None True False")
 
 
-def test_a_child_that_does_not_end_keeps_nobody_for_ever(run: Guards) -> None:
-    guarded = run(
+def test_a_child_that_does_not_end_does_not_block_the_guard_forever(start_guard: GuardStarter) -> None:
+    guard_process = start_guard(
         """
         import os, subprocess
         from mcp_runtime.runtime import guard
         held = subprocess.Popen(["sleep", "600"])
-        kill, os.kill = os.kill, lambda *_: None  # as if the kernel held it, in a wait for a disk
+        kill, os.kill = os.kill, lambda *_: None  # as if the kernel blocked the process during a wait for a disk
         guard.SWEEP_SECONDS = 0.2
         guard.end_descendants()
         print("went on", held.poll())
         kill(held.pid, 9)
         """
     )
-    guarded.wait_for("went on None")
+    guard_process.wait_for("went on None")
 
 
-def test_children_of_the_script_that_became_the_guard_outlive_it(tmp_path: Path) -> None:
+def test_children_older_than_the_guard_are_not_ended(tmp_path: Path) -> None:
     script = "import os, subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True)"
-    guarded = Guarded(tmp_path, "print('over')", run=script + RUN)
+    guard_process = GuardProcess(tmp_path, "print('over')", program=script + START_WORKER)
     try:
-        guarded.wait_for("over")
-        assert guarded.process.wait(10) == 0
-        stranger = psutil.Process(int(guarded.lines[0]))
-        assert stranger.status() != psutil.STATUS_ZOMBIE
+        guard_process.wait_for("over")
+        assert guard_process.process.wait(10) == 0
+        older_child = psutil.Process(int(guard_process.lines[0]))
+        assert older_child.status() != psutil.STATUS_ZOMBIE
     finally:
-        guarded.process.wait(10)
-        psutil.Process(int(guarded.lines[0])).kill()
+        guard_process.process.wait(10)
+        psutil.Process(int(guard_process.lines[0])).kill()
 
 
-def test_without_children_there_is_nothing_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_child(*_: object) -> tuple[int, int]:
+def test_end_descendants_works_without_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_child_process_error(*_: object) -> tuple[int, int]:
         raise ChildProcessError
 
     monkeypatch.setattr(guard, "children", list)
-    monkeypatch.setattr(guard.os, "waitpid", no_child)
+    monkeypatch.setattr(guard.os, "waitpid", raise_child_process_error)
     guard.end_descendants()
 
 
-def test_elsewhere_than_on_linux_nothing_is_asked_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guard_makes_no_kernel_calls_outside_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard.sys, "platform", "darwin")
     monkeypatch.setattr(guard.ctypes, "CDLL", None)
     guard.become_subreaper()

@@ -1,4 +1,4 @@
-"""Schemas and arguments made to cost much: each walk keeps its budget, and no secret gets away."""
+"""Schemas and arguments that were made to cost much. Each check keeps its budget, and every secret is masked."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from hypothesis import strategies as st
 
 from mcp_runtime.schemas import schema_work, secrets, validation
 
-# One step is not interrupted: a pattern, a list of a megabyte. Beside it there is the machine's own noise.
-SLACK = 0.6
+# A single step is not interrupted, for example a pattern or a list of a megabyte. The machine adds its own noise.
+MAX_EXTRA_SECONDS = 0.6
 
 Schema = dict[str, Any]
 SECRET: Schema = {"type": "string", "writeOnly": True}
 
 
-def cpu_seconds(act: Callable[[], object]) -> float:
+def cpu_seconds(function: Callable[[], object]) -> float:
     started_at = time.thread_time()
-    act()
+    function()
     return time.thread_time() - started_at
 
 
-def validated(schema: Schema, arguments: dict[str, Any]) -> None:
+def validate(schema: Schema, arguments: dict[str, Any]) -> None:
     with contextlib.suppress(validation.ArgumentsError, validation.BrokenSchemaError):
         validation.validate(schema, arguments)
 
 
-def nested(levels: int, innermost: Any, around: Callable[[Any], Any]) -> Any:
+def nested(levels: int, innermost: Any, wrap: Callable[[Any], Any]) -> Any:
     for _ in range(levels):
-        innermost = around(innermost)
+        innermost = wrap(innermost)
     return innermost
 
 
 def references(depth: int, keyword: str, end: Schema) -> Schema:
-    """Each definition refers twice to the next: 2 to the power of `depth` applications."""
+    """Each definition refers twice to the next one, so that there are 2 to the power of `depth` applications."""
     definitions: Schema = {f"d{n}": {keyword: [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(depth)}
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{depth}": end}}
 
@@ -58,9 +58,9 @@ RECURSIVE: Schema = {
         "map": {"additionalProperties": {"$ref": "#/$defs/node"}, "properties": {"pw": SECRET}},
     },
 }
-WIDE = {f"key{number}": "hunter2" for number in range(50_000)}
-CUBE = [[[0] * 100 for _ in range(100)] for _ in range(100)]
-CUBE_SCHEMA: Schema = {
+MANY_ARGUMENTS = {f"key{number}": "hunter2" for number in range(50_000)}
+NESTED_LISTS = [[[0] * 100 for _ in range(100)] for _ in range(100)]
+NESTED_CONTAINS: Schema = {
     "contains": {"contains": {"contains": {"type": "string"}, "minContains": 0}, "minContains": 0},
     "minContains": 0,
 }
@@ -74,24 +74,24 @@ HOSTILE: dict[str, tuple[Schema, dict[str, Any]]] = {
         {"properties": {"a": {"items": references(30, "allOf", {})}}, **references(30, "allOf", {})},
         {"a": list(range(10_000))},
     ),
-    "thousands of patterns and thousands of keys": ({"patternProperties": patterns(4000, SECRET)}, WIDE),
+    "thousands of patterns and thousands of keys": ({"patternProperties": patterns(4000, SECRET)}, MANY_ARGUMENTS),
     "thousands of patterns that deny": (
         {"patternProperties": patterns(4000, {}), "additionalProperties": False},
-        WIDE,
+        MANY_ARGUMENTS,
     ),
     "patterns that cannot be tried": (
         {"patternProperties": {f"(?={number})": SECRET for number in range(500)}},
-        WIDE,
+        MANY_ARGUMENTS,
     ),
     "a huge enum for each of many values": (
         {"additionalProperties": {"enum": [f"{number:04}" for number in range(20_000)]}},
-        WIDE,
+        MANY_ARGUMENTS,
     ),
     "an enum of lists that differ late": (
         {"additionalProperties": {"enum": [[[0] * 500, number] for number in range(120)]}},
         {f"k{number}": [[0] * 500, "x"] for number in range(2000)},
     ),
-    "contains in contains in contains": ({"properties": {"a": CUBE_SCHEMA}}, {"a": CUBE}),
+    "contains in contains in contains": ({"properties": {"a": NESTED_CONTAINS}}, {"a": NESTED_LISTS}),
     "contains that allows anything": (
         {"properties": {"a": {"contains": {}, "maxContains": 0}}},
         {"a": [0] * 1_000_000},
@@ -141,13 +141,13 @@ HOSTILE: dict[str, tuple[Schema, dict[str, Any]]] = {
     ),
     "unevaluated properties of a large object": (
         {"properties": {f"p{n}": {} for n in range(8000)}, "unevaluatedProperties": False},
-        WIDE,
+        MANY_ARGUMENTS,
     ),
     "a pattern that takes 2,000 instructions a character": (
         {"properties": {"a": {"allOf": [{"pattern": f"((((a?){{10}}){{10}}){{10}})b{n}$"} for n in range(500)]}}},
         {"a": "a" * 40_000},
     ),
-    "a secret in each of 50,000 arguments": ({"additionalProperties": SECRET}, WIDE),
+    "a secret in each of 50,000 arguments": ({"additionalProperties": SECRET}, MANY_ARGUMENTS),
     "a secret in each of 50,000 arguments, deep inside": (
         {"properties": {"a": RECURSIVE}, **{"$defs": RECURSIVE["$defs"]}},
         {"a": nested(60, [{"pw": "hunter2"}] * 20_000, lambda inner: {"a": inner})},
@@ -177,47 +177,47 @@ def hostile(request: pytest.FixtureRequest) -> tuple[Schema, dict[str, Any]]:
     return HOSTILE[request.param]
 
 
-def test_a_hostile_schema_is_checked_within_its_budget(hostile: tuple[Schema, dict[str, Any]]) -> None:
+def test_a_hostile_schema_is_checked_within_the_budget(hostile: tuple[Schema, dict[str, Any]]) -> None:
     schema, _ = hostile
-    assert cpu_seconds(lambda: validation.check_schema(schema)) < validation.CHECK_SECONDS + SLACK
+    assert cpu_seconds(lambda: validation.check_schema(schema)) < validation.CHECK_SECONDS + MAX_EXTRA_SECONDS
 
 
-def test_arguments_are_validated_within_their_budget(hostile: tuple[Schema, dict[str, Any]]) -> None:
+def test_arguments_are_validated_within_the_budget(hostile: tuple[Schema, dict[str, Any]]) -> None:
     schema, arguments = hostile
-    validation.check_schema(schema)  # which happens when the tool is listed
-    assert cpu_seconds(lambda: validated(schema, arguments)) < validation.VALIDATION_SECONDS + SLACK
+    validation.check_schema(schema)  # this happens when the tool is listed
+    assert cpu_seconds(lambda: validate(schema, arguments)) < validation.VALIDATION_SECONDS + MAX_EXTRA_SECONDS
 
 
-def test_secrets_are_masked_within_their_budget_and_none_is_kept(hostile: tuple[Schema, dict[str, Any]]) -> None:
+def test_all_secrets_are_masked_within_the_budget(hostile: tuple[Schema, dict[str, Any]]) -> None:
     schema, arguments = hostile
     validation.check_schema(schema)
-    kept: list[dict[str, Any]] = []
+    masked_arguments: list[dict[str, Any]] = []
 
-    def keep() -> None:
+    def mask_secrets() -> None:
         paths = secrets.secret_paths(schema, arguments)
-        kept.extend([secrets.mask(arguments, paths), secrets.without(arguments, paths)])
+        masked_arguments.extend([secrets.mask(arguments, paths), secrets.without(arguments, paths)])
 
-    assert cpu_seconds(keep) < secrets.SECRETS_SECONDS + SLACK
+    assert cpu_seconds(mask_secrets) < secrets.SECRETS_SECONDS + MAX_EXTRA_SECONDS
     if '"writeOnly": true' in json.dumps(schema):
-        assert all("hunter2" not in json.dumps(one) for one in kept)
+        assert all("hunter2" not in json.dumps(arguments) for arguments in masked_arguments)
 
 
-def test_where_the_search_for_secrets_does_not_end_in_time_every_argument_is_masked() -> None:
+def test_every_argument_is_masked_if_the_search_for_secrets_takes_too_long() -> None:
     schema = {"properties": {"pw": SECRET}, "patternProperties": patterns(4000, SECRET)}
-    arguments = {"pw": "hunter2", "plain": "text", **WIDE}
+    arguments = {"pw": "hunter2", "plain": "text", **MANY_ARGUMENTS}
     paths = secrets.secret_paths(schema, arguments)
     assert set(secrets.mask(arguments, paths).values()) == {secrets.MASK}
     assert secrets.mask(arguments, paths).keys() == arguments.keys()
     assert secrets.without(arguments, paths) == {}
 
 
-def test_a_schema_that_is_too_long_to_be_searched_masks_every_argument() -> None:
+def test_every_argument_is_masked_if_the_schema_is_too_long() -> None:
     schema = {"properties": {"pw": SECRET}, "description": "x" * schema_work.MAX_SCHEMA_CHARACTERS}
     assert secrets.mask({"a": "b"}, secrets.secret_paths(schema, {"a": "b"})) == {"a": secrets.MASK}
 
 
 @pytest.mark.parametrize("name", ["a chain of references", "patterns that cannot be tried"])
-def test_a_schema_whose_secrets_cannot_be_told_is_said_so_when_it_is_listed_and_not_walked_at_each_call(
+def test_a_schema_whose_secrets_cannot_be_found_is_searched_only_once(
     name: str,
 ) -> None:
     schema, _ = HOSTILE[name]
@@ -230,16 +230,16 @@ def test_a_schema_whose_secrets_cannot_be_told_is_said_so_when_it_is_listed_and_
 @pytest.mark.parametrize(
     "name", ["anyOf to the power of n", "oneOf to the power of n", "not of a definition, doubled each time"]
 )
-def test_a_schema_that_takes_too_long_for_no_arguments_at_all_is_said_so_when_it_is_listed(name: str) -> None:
+def test_a_schema_that_always_takes_too_long_is_reported_when_it_is_listed(name: str) -> None:
     schema, arguments = HOSTILE[name]
     # Which budget ends first depends on the machine.
     assert validation.check_schema(schema) in validation.TEMPORARY_FAULTS
-    # Not once more for each call: a tool with a fault is not validated, and the fault is remembered.
-    assert cpu_seconds(lambda: [validated(schema, arguments) for _ in range(20)]) < 0.2
+    # Not again for each call, because the fault is stored and arguments of a tool with a fault are not validated.
+    assert cpu_seconds(lambda: [validate(schema, arguments) for _ in range(20)]) < 0.2
 
 
-def test_arguments_that_nest_too_deep_for_a_good_schema_are_their_callers_fault_alone() -> None:
-    """Taken for a fault of the schema, one call would end the validation for all others."""
+def test_arguments_that_nest_too_deep_are_an_arguments_error() -> None:
+    """If this counted as a fault of the schema, one call would end the validation for all other calls."""
     node = nested(20, {"properties": {"x": {"$ref": "#"}}}, lambda inner: {"allOf": [inner]})
     schema = {**node, "type": "object"}
     assert validation.check_schema(schema) == ""
@@ -247,7 +247,7 @@ def test_arguments_that_nest_too_deep_for_a_good_schema_are_their_callers_fault_
         validation.validate(schema, nested(95, {}, lambda inner: {"x": inner}))
 
 
-def test_a_number_that_is_too_large_for_a_good_schema_is_its_callers_fault_alone() -> None:
+def test_a_number_that_is_too_large_is_an_arguments_error() -> None:
     schema = {"properties": {"n": {"multipleOf": 0.5}}}
     with pytest.raises(validation.ArgumentsError, match="too large a number"):
         validation.validate(schema, {"n": 10**400})
@@ -258,7 +258,7 @@ def test_arguments_of_a_hundred_levels_are_validated() -> None:
     validation.validate(schema, nested(95, {"next": None}, lambda inner: {"next": inner}))
 
 
-def test_references_of_2019_lead_to_secrets_too() -> None:
+def test_secrets_are_found_behind_recursive_references() -> None:
     schema = {
         "$schema": "https://json-schema.org/draft/2019-09/schema",
         "properties": {"pw": SECRET, "next": {"$recursiveRef": "#"}},
@@ -266,7 +266,7 @@ def test_references_of_2019_lead_to_secrets_too() -> None:
     assert secrets.secret_paths(schema, {"next": {"next": {"pw": 1}}}) == [["next", "next", "pw"]]
 
 
-# Whatever a schema says, the walks end, and what they say is consistent.
+# For any schema, the checks end and their results are consistent.
 scalars = st.none() | st.booleans() | st.integers(-5, 5) | st.text("ab", max_size=3)
 values = st.recursive(
     scalars,
@@ -277,11 +277,11 @@ names = st.sampled_from(["a", "b", "c"])
 
 
 def keyword_schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    several = st.lists(inner, min_size=1, max_size=3)
-    by_name = st.dictionaries(names, inner, max_size=3)
-    one = st.one_of(
-        st.tuples(st.sampled_from(["allOf", "anyOf", "oneOf", "prefixItems"]), several),
-        st.tuples(st.sampled_from(["properties", "patternProperties", "dependentSchemas", "$defs"]), by_name),
+    schema_lists = st.lists(inner, min_size=1, max_size=3)
+    schema_dicts = st.dictionaries(names, inner, max_size=3)
+    keywords = st.one_of(
+        st.tuples(st.sampled_from(["allOf", "anyOf", "oneOf", "prefixItems"]), schema_lists),
+        st.tuples(st.sampled_from(["properties", "patternProperties", "dependentSchemas", "$defs"]), schema_dicts),
         st.tuples(
             st.sampled_from(
                 ["items", "contains", "not", "if", "then", "else", "additionalProperties", "propertyNames",
@@ -295,7 +295,7 @@ def keyword_schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.tuples(st.just("enum"), st.lists(values, max_size=3)),
         st.tuples(st.just("uniqueItems"), st.just(True)),
     )  # fmt: skip
-    return st.lists(one, max_size=4).map(dict)
+    return st.lists(keywords, max_size=4).map(dict)
 
 
 schema_trees = st.recursive(st.booleans() | st.just({}), keyword_schemas, max_leaves=20)
@@ -303,18 +303,18 @@ schema_trees = st.recursive(st.booleans() | st.just({}), keyword_schemas, max_le
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema_trees.filter(lambda tree: isinstance(tree, dict)), st.dictionaries(names, values, max_size=3))
-def test_whatever_the_schema_the_walks_end_in_time_and_places_of_secrets_are_there(
+def test_any_schema_is_processed_in_time_and_the_paths_of_secrets_exist(
     schema: Schema, arguments: dict[str, Any]
 ) -> None:
     assert (
-        cpu_seconds(lambda: validated(schema, arguments))
-        < validation.CHECK_SECONDS + validation.VALIDATION_SECONDS + SLACK
+        cpu_seconds(lambda: validate(schema, arguments))
+        < validation.CHECK_SECONDS + validation.VALIDATION_SECONDS + MAX_EXTRA_SECONDS
     )
     paths = secrets.secret_paths(schema, arguments)
     for path in paths:
-        place: Any = arguments
+        value: Any = arguments
         for step in path:
-            place = place[step]
+            value = value[step]
     masked = secrets.mask(arguments, paths)
     assert secrets.mask(masked, paths) == masked
     if paths:

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture-rooms.md), read from the sources."""
+"""Which module may import which (docs/architecture-rooms.md), read from the sources."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ import pytest
 
 from tests.conftest import ROOT
 
-# The rooms, lowest first, each with those that it may import from.
+# The rooms, lowest first, each with the rooms from which it may import.
 ROOMS = {
     "bridge": set(),
     "protocol": set(),
     "system": set(),
     "schemas": set(),
+    "nodes": set(),
     "rows": {"protocol", "system"},
     "security": {"protocol", "rows"},
     "client": {"protocol", "system"},
     "http1": {"protocol", "security", "client"},
-    "members": {"bridge", "protocol", "system", "schemas", "rows", "client"},
+    "members": {"bridge", "protocol", "system", "schemas", "nodes", "rows", "client"},
     "calls": {"protocol", "schemas", "security", "rows", "client", "members"},
     "agents": {"protocol", "system", "schemas", "security", "rows", "members", "calls"},
     "gateway": {"protocol", "schemas", "security", "rows", "client", "http1", "members", "calls"},
-    "control": {"protocol", "schemas", "security", "rows", "members", "calls", "agents"},
-    "runtime": {"protocol", "system", "rows", "http1", "members", "calls", "agents", "gateway", "control"},
+    "control": {"protocol", "schemas", "nodes", "security", "rows", "members", "calls", "agents"},
+    "runtime": {"protocol", "system", "nodes", "rows", "http1", "members", "calls", "agents", "gateway", "control"},
 }
-# A room of which nothing knows Django, and modules of the others.
-DJANGO_FREE = {
-    *("bridge", "protocol", "system", "schemas", "client", "http1"),
+# Rooms that do not import Django, and such modules of other rooms.
+WITHOUT_DJANGO = {
+    *("bridge", "protocol", "system", "schemas", "nodes", "client", "http1"),
     *(
         "mcp_runtime.security.limits",
+        "mcp_runtime.members.folders",
         "mcp_runtime.members.logs",
         "mcp_runtime.members.manifest.declaration",
         "mcp_runtime.members.manifest.files",
@@ -53,6 +55,7 @@ DJANGO_FREE = {
     *(
         "mcp_runtime.agents.host",
         "mcp_runtime.agents.setup",
+        "mcp_runtime.runtime.fence",
         "mcp_runtime.runtime.guard",
         "mcp_runtime.runtime.pid_namespace",
         "mcp_runtime.runtime.processes",
@@ -63,6 +66,7 @@ STANDARD_LIBRARY_ONLY = {
     *(
         "bridge",
         "protocol",
+        "nodes",
         "mcp_runtime.system.birthmark",
         "mcp_runtime.system.console",
         "mcp_runtime.system.loops",
@@ -74,30 +78,34 @@ STANDARD_LIBRARY_ONLY = {
         "mcp_runtime.members.logs",
         "mcp_runtime.members.silence",
         "mcp_runtime.agents.setup",
+        "mcp_runtime.runtime.fence",
         "mcp_runtime.runtime.guard",
         "mcp_runtime.runtime.processes",
         "mcp_runtime.runtime.warm",
     ),
     "mcp_runtime.runtime.pid_namespace",
 }
-# What web and commands use: the desired state and calls through `control`, and beside it values and texts.
+# What web and commands use. The desired state and calls go through `control`. The rest is values and texts.
 OPEN_TO_INTERFACES = {
     "mcp_runtime.security.access",
     "mcp_runtime.security.principals",
     "mcp_runtime.system.birthmark",
     "mcp_runtime.control.calls",
     "mcp_runtime.control.members",
+    "mcp_runtime.control.nodes",
     "mcp_runtime.control.notify",
     "mcp_runtime.control.agents",
     "mcp_runtime.control.tokens",
     "mcp_runtime.system.console",
     "mcp_runtime.rows.database.damage",
     "mcp_runtime.rows.database.give_connection_back",
+    "mcp_runtime.rows.database.hang_up",
+    "mcp_runtime.rows.database.unpooled",
     "mcp_runtime.rows.compiled_queries",
     "mcp_runtime.protocol.errors",
     "mcp_runtime.runtime.processes",
     "mcp_runtime.runtime.warm",
-    "mcp_runtime.calls.transitions.Caller",
+    "mcp_runtime.calls.transitions.Requester",
     "mcp_runtime.protocol.jsonrpc",
     "mcp_runtime.protocol.mcp",
     "mcp_runtime.security.limits",
@@ -113,7 +121,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.calls.statistics.Series",
 }
 # What the web and commands never load.
-RUNTIME_SIDE = {
+ONLY_IN_THE_RUNTIME = {
     *(
         "gateway",
         "mcp_runtime.client.client",
@@ -126,6 +134,7 @@ RUNTIME_SIDE = {
         "mcp_runtime.runtime.runtime",
         "mcp_runtime.runtime.parts",
         "mcp_runtime.runtime.stopping",
+        "mcp_runtime.runtime.fence",
         "mcp_runtime.runtime.heartbeat",
         "mcp_runtime.runtime.housekeeping",
         "mcp_runtime.runtime.tasks",
@@ -177,8 +186,8 @@ def room_of(module: str) -> str:
     return module.split(".")[1]
 
 
-def chosen(names: set[str]) -> list[str]:
-    """The modules of these names, those of a room for its name."""
+def modules_named(names: set[str]) -> list[str]:
+    """The modules with these names. The name of a room means all of its modules."""
     return [module for module in MODULES if module in names or room_of(module) in names]
 
 
@@ -190,7 +199,7 @@ INTERFACES = [
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """Every name that is imported anywhere in the file, functions included: `package.module`, `package.module.name`."""
+    """Every name that the file imports, also in functions, as `package.module` or `package.module.name`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -204,151 +213,158 @@ def packages_of(*paths: Path) -> set[str]:
 
 
 def used_modules(path: Path) -> set[str]:
-    """The modules of mcp_runtime that the file imports; `mcp_runtime.x` for an x that is not there."""
-    used = set()
+    """The modules of mcp_runtime that the file imports. A missing module x is `mcp_runtime.x`."""
+    modules = set()
     for name in imports_of(path):
         if name.startswith("mcp_runtime."):
             while name not in MODULES and name.count(".") > 1:
                 name = name.rpartition(".")[0]
-            used.add(name)
-    return used
+            modules.add(name)
+    return modules
 
 
-def short(path: Path) -> str:
+def relative_path(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def test_every_module_lies_in_a_room() -> None:
+def test_every_module_belongs_to_a_room() -> None:
     assert {room_of(module) for module in MODULES} == set(ROOMS)
 
 
-def test_a_room_uses_those_below_it_alone() -> None:
+def test_a_room_uses_only_rooms_below_it() -> None:
     order = list(ROOMS)
-    for room, below in ROOMS.items():
-        assert below <= set(order[: order.index(room)]), room
+    for room, allowed_rooms in ROOMS.items():
+        assert allowed_rooms <= set(order[: order.index(room)]), room
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_module_imports_from_its_room_and_those_drawn_below_it(module: str) -> None:
+def test_a_module_imports_only_from_allowed_rooms(module: str) -> None:
     room = room_of(module)
-    assert {room_of(used) for used in used_modules(MODULES[module])} - ROOMS[room] - {room} == set()
+    assert {room_of(used_module) for used_module in used_modules(MODULES[module])} - ROOMS[room] - {room} == set()
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Not within functions, and not for types alone. CycleError names the modules."""
-    tops = ("guildhall", "mcp_runtime", "roster")
-    ours = {module_of(path): path for top in tops for path in sorted((ROOT / top).rglob("*.py"))}
+def test_there_are_no_circular_imports() -> None:
+    """Imports in functions and imports for types count too. CycleError names the modules."""
+    packages = ("guildhall", "mcp_runtime", "roster")
+    paths = {module_of(path): path for package in packages for path in sorted((ROOT / package).rglob("*.py"))}
     edges = {
-        module: {name if name in ours else name.rpartition(".")[0] for name in imports_of(path)} & set(ours) - {module}
-        for module, path in ours.items()
+        module: {name if name in paths else name.rpartition(".")[0] for name in imports_of(path)}
+        & set(paths) - {module}
+        for module, path in paths.items()
     }
     graphlib.TopologicalSorter(edges).prepare()
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_module_of_the_runtime_knows_of_the_web_no_more_than_its_rows(module: str) -> None:
+def test_modules_of_the_runtime_import_only_models_from_the_web(module: str) -> None:
     assert {name for name in imports_of(MODULES[module]) if name.startswith(("roster", "guildhall"))} <= {
         f"roster.models.{name}"
         for name in (
             *("AgentEvent", "AgentMessage", "Agent", "Token", "CallRollup", "CallTotal"),
-            *("GuildMember", "Hall"),
+            *("GuildMember", "Hall", "Node"),
             *("Call", "PortAllocation", "StatusChange", "TokenClient", "TokenLimit", "Tool"),
         )
     }
 
 
-@pytest.mark.parametrize("module", chosen(DJANGO_FREE))
-def test_below_the_rows_nothing_imports_django(module: str) -> None:
+@pytest.mark.parametrize("module", modules_named(WITHOUT_DJANGO))
+def test_modules_without_django_do_not_import_it(module: str) -> None:
     assert packages_of(MODULES[module]).isdisjoint({"django", "celery", "rest_framework", "roster"})
 
 
-@pytest.mark.parametrize("module", chosen(STANDARD_LIBRARY_ONLY))
-def test_plain_values_are_standard_library_only(module: str) -> None:
+@pytest.mark.parametrize("module", modules_named(STANDARD_LIBRARY_ONLY))
+def test_modules_of_plain_values_import_only_the_standard_library(module: str) -> None:
     assert packages_of(MODULES[module]) <= set(sys.stdlib_module_names) | {"mcp_runtime"}
 
 
-@pytest.mark.parametrize("module", chosen({"mcp_runtime.runtime.guard", "mcp_runtime.agents.host", "bridge"}))
-def test_what_must_not_fail_stands_alone(module: str) -> None:
-    assert {room_of(used) for used in used_modules(MODULES[module])} <= {"bridge"} & {room_of(module)}
+@pytest.mark.parametrize("module", modules_named({"mcp_runtime.runtime.guard", "mcp_runtime.agents.host", "bridge"}))
+def test_guard_agent_host_and_bridge_import_no_other_rooms(module: str) -> None:
+    assert {room_of(used_module) for used_module in used_modules(MODULES[module])} <= {"bridge"} & {room_of(module)}
 
 
 @pytest.mark.parametrize(
-    "path", [*sorted((ROOT / "roster" / "models").glob("*.py")), ROOT / "roster" / "apps.py"], ids=short
+    "path", [*sorted((ROOT / "roster" / "models").glob("*.py")), ROOT / "roster" / "apps.py"], ids=relative_path
 )
-def test_rows_know_of_the_runtime_only_how_calls_fail(path: Path) -> None:
+def test_models_import_only_the_errors_of_the_runtime(path: Path) -> None:
     assert used_modules(path) <= {"mcp_runtime.protocol.errors"}
 
 
-@pytest.mark.parametrize("path", INTERFACES, ids=short)
-def test_interfaces_use_control_and_values(path: Path) -> None:
-    ours = {name for name in imports_of(path) if name.split(".")[0] == "mcp_runtime"}
-    assert {name for name in ours if not {name, name.rpartition(".")[0]} & OPEN_TO_INTERFACES} == set()
-    assert used_modules(path).isdisjoint(chosen(RUNTIME_SIDE))
+@pytest.mark.parametrize("path", INTERFACES, ids=relative_path)
+def test_interfaces_import_only_control_and_values(path: Path) -> None:
+    imports = {name for name in imports_of(path) if name.split(".")[0] == "mcp_runtime"}
+    assert {name for name in imports if not {name, name.rpartition(".")[0]} & OPEN_TO_INTERFACES} == set()
+    assert used_modules(path).isdisjoint(modules_named(ONLY_IN_THE_RUNTIME))
 
 
 @pytest.mark.parametrize("package", ["mcp_runtime", "roster"])
-def test_nobody_imports_the_settings_package(package: str) -> None:
+def test_no_module_imports_the_settings_package(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
         assert "guildhall" not in packages_of(path), path
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "guild-members").rglob("*.py")), ids=short)
-def test_members_import_nothing_of_ours(path: Path) -> None:
+@pytest.mark.parametrize("path", sorted((ROOT / "guild-members").rglob("*.py")), ids=relative_path)
+def test_members_import_nothing_of_the_hall(path: Path) -> None:
     assert packages_of(path).isdisjoint({"mcp_runtime", "roster", "guildhall", "django"})
 
 
-# What is loaded, not only what is written ------------------------------------------------------------------------
+# Loaded modules --------------------------------------------------------------------------------------------------
 
 
-def loaded(program: str) -> set[str]:
+def load_modules(program: str) -> set[str]:
     """The modules of a fresh interpreter after `program`."""
     code = f"{program}\nimport sys; print('\\n'.join(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert process.returncode == 0, process.stderr
+    return set(process.stdout.split())
 
 
 def test_the_lower_layers_load_without_django() -> None:
-    modules = loaded("import " + ", ".join(chosen(DJANGO_FREE)))
+    modules = load_modules("import " + ", ".join(modules_named(WITHOUT_DJANGO)))
     assert not {module for module in modules if module.split(".")[0] in ("django", "celery", "roster")}
 
 
 @pytest.mark.parametrize("program", ["guard", "processes"])
-def test_what_only_waits_loads_nothing_but_the_standard_library(program: str) -> None:
-    added = {module.split(".")[0] for module in loaded(f"import mcp_runtime.runtime.{program}") - loaded("")}
-    assert added <= set(sys.stdlib_module_names) | {"mcp_runtime"}
+def test_guard_and_processes_load_only_the_standard_library(program: str) -> None:
+    packages = {
+        module.split(".")[0] for module in load_modules(f"import mcp_runtime.runtime.{program}") - load_modules("")
+    }
+    assert packages <= set(sys.stdlib_module_names) | {"mcp_runtime"}
 
 
-def test_the_web_loads_nothing_of_the_runtimes_side() -> None:
-    modules = loaded(
+def test_the_web_loads_no_module_of_the_runtime() -> None:
+    modules = load_modules(
         "import django, os; os.environ.setdefault('DJANGO_SETTINGS_MODULE', 'guildhall.settings'); django.setup()\n"
         "import guildhall.wsgi\n"
         "from django.urls import get_resolver; get_resolver().url_patterns"
     )
     assert "roster.api.members" in modules
-    assert modules.isdisjoint(chosen(RUNTIME_SIDE))
+    assert modules.isdisjoint(modules_named(ONLY_IN_THE_RUNTIME))
 
 
-def test_a_module_of_the_gateway_imports_only_those_that_its_package_lists_further_down() -> None:
+def test_modules_of_the_gateway_import_only_modules_that_are_listed_below_them() -> None:
     folder = ROOT / "mcp_runtime" / "gateway"
     lines = re.findall(
         r"^    ([\w, ]+?)  ", ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or "", re.M
     )
     order = [name for line in lines for name in line.split(", ")]
-    there = {path.stem for path in folder.iterdir() if not path.name.startswith("_")}
-    assert sorted(order) == sorted(there)
-    upwards = []
+    modules = {path.stem for path in folder.iterdir() if not path.name.startswith("_")}
+    assert sorted(order) == sorted(modules)
+    violations = []
     for path in sorted(folder.rglob("*.py")):
-        own = path.relative_to(folder).parts[0].removesuffix(".py")
-        for name in imported(path):
-            used = name.removeprefix("mcp_runtime.gateway.").partition(".")[0]
-            if name.startswith("mcp_runtime.gateway.") and own != "__init__" and order.index(used) < order.index(own):
-                upwards.append(f"{path.relative_to(folder)} imports {used}")
-    assert upwards == []
+        module = path.relative_to(folder).parts[0].removesuffix(".py")
+        for name in imported_names(path):
+            imported_module = name.removeprefix("mcp_runtime.gateway.").partition(".")[0]
+            if (
+                name.startswith("mcp_runtime.gateway.")
+                and module != "__init__"
+                and order.index(imported_module) < order.index(module)
+            ):
+                violations.append(f"{path.relative_to(folder)} imports {imported_module}")
+    assert violations == []
 
 
-def imported(path: Path) -> Iterator[str]:
-    """What a module imports, by full names."""
+def imported_names(path: Path) -> Iterator[str]:
+    """The full names that a module imports."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)

@@ -19,26 +19,26 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_an_address_that_is_taken_is_told_with_what_to_do() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_the_error_about_a_taken_address_has_advice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(AddressTakenError, match=f"127.0.0.1:{port}: .*GUILD_HALL_GATEWAY_PORT chooses another"):
             listeners.bind("127.0.0.1", port)
     with pytest.raises(AddressTakenError, match="cannot listen on 192"):
         listeners.bind("192.0.2.1", 0)
 
 
-def test_who_binds_loopback_hears_all_of_its_families_that_there_are() -> None:
+def test_binding_the_loopback_binds_all_its_address_families() -> None:
     port = free_port()
-    bound = listeners.bind("127.0.0.1", port)
+    sockets = listeners.bind("127.0.0.1", port)
     try:
-        for one in bound:
-            with socket.create_connection(one.getsockname()[:2], timeout=5):
+        for sock in sockets:
+            with socket.create_connection(sock.getsockname()[:2], timeout=5):
                 pass
-        assert bound[0].getsockname() == ("127.0.0.1", port)
+        assert sockets[0].getsockname() == ("127.0.0.1", port)
     finally:
-        for one in bound:
-            one.close()
+        for sock in sockets:
+            sock.close()
 
 
 SERVE_ONE = """
@@ -47,12 +47,12 @@ from mcp_runtime.http1 import listeners
 listener, = listeners.take_inherited()
 assert not listener.get_inheritable()
 assert not listeners.take_inherited() and listeners.SOCKETS_VARIABLE not in os.environ
-caller, _ = listener.accept()
-caller.sendall(str(os.getpid()).encode())
+connection, _ = listener.accept()
+connection.sendall(str(os.getpid()).encode())
 """
 
 
-def test_a_client_that_comes_during_a_restart_is_served_by_the_next_process() -> None:
+def test_a_client_during_a_restart_is_served_by_the_next_process() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         environment = {**os.environ, **listeners.inheritance([server.fileno()])}
         for _ in range(2):
@@ -63,6 +63,6 @@ def test_a_client_that_comes_during_a_restart_is_served_by_the_next_process() ->
                 assert child.returncode == 0
 
 
-def test_without_such_a_parent_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_no_inherited_sockets_without_a_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(listeners.SOCKETS_VARIABLE, raising=False)
     assert (listeners.take_inherited(), listeners.inheritance([])) == ([], {})

@@ -33,13 +33,13 @@ def rotate(path: Path) -> None:
 
 
 def rotate_all(path: Path) -> None:
-    """As the writer does."""
+    """Rotate all files as the writer does."""
     for older, newer in ((rotated_path(path, 2), rotated_path(path)), (rotated_path(path), path)):
         if newer.exists():
             newer.replace(older)
 
 
-def test_a_member_has_its_log_under_its_name(tmp_path: Path) -> None:
+def test_the_log_of_a_member_has_its_name(tmp_path: Path) -> None:
     assert logs.path_of(tmp_path, "example") == tmp_path / "logs" / "example.log"
     assert rotated_path(logs.path_of(tmp_path, "example")) == tmp_path / "logs" / "example.log.1"
 
@@ -64,7 +64,7 @@ def test_tail_of_no_lines_is_empty(path: Path) -> None:
     assert tail(path, 0) == []
 
 
-def test_tail_gives_a_line_that_is_not_finished(path: Path) -> None:
+def test_tail_gives_an_incomplete_last_line(path: Path) -> None:
     path.write_text("one\ntwo")
     assert tail(path, 10) == ["one", "two"]
 
@@ -74,7 +74,7 @@ def test_tail_keeps_empty_lines_and_drops_carriage_returns(path: Path) -> None:
     assert tail(path, 10) == ["one", "", "", "four"]
 
 
-def test_tail_goes_on_in_the_file_rotated_before(path: Path) -> None:
+def test_tail_continues_in_the_rotated_file(path: Path) -> None:
     write(path, "one", "two")
     rotate(path)
     write(path, "three")
@@ -89,16 +89,14 @@ def test_tail_between_the_two_steps_of_a_rotation_reads_the_rotated_file(path: P
     assert tail(path, 10) == ["one", "two"]
 
 
-def test_tail_gives_no_line_twice_when_the_file_is_rotated_meanwhile(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tail_gives_no_line_twice_during_a_rotation(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, "one")
-    names = iter([path, path])  # the second file it opens is the first one again, under its new name
+    names = iter([path, path])  # the second file is the first one again, under its new name
     monkeypatch.setattr(logs, "rotated_path", lambda _: next(names))
     assert tail(path, 10) == ["one"]
 
 
-def test_tail_reads_no_more_than_its_bytes(path: Path) -> None:
+def test_tail_reads_at_most_max_bytes(path: Path) -> None:
     write(path, *(f"line {number:04}" for number in range(1000)))
     assert tail(path, 1000, max_bytes=25) == ["line 0998", "line 0999"]
 
@@ -115,20 +113,20 @@ def test_tail_shows_the_end_of_a_line_without_an_end(path: Path) -> None:
     assert tail(path, 5, max_bytes=10) == ["…xxxxxxxEND"]
 
 
-def test_tail_survives_binary_noise(path: Path) -> None:
+def test_tail_replaces_invalid_bytes(path: Path) -> None:
     path.write_bytes(bytes(range(256)).replace(b"\n", b"") + b"\nafter\n")
-    noise, after = tail(path, 10)
-    assert after == "after"
-    assert noise.startswith("\x00\x01")
-    assert "\N{REPLACEMENT CHARACTER}" in noise
+    first_line, last_line = tail(path, 10)
+    assert last_line == "after"
+    assert first_line.startswith("\x00\x01")
+    assert "\N{REPLACEMENT CHARACTER}" in first_line
 
 
-def test_tail_splits_at_newlines_alone(path: Path) -> None:
+def test_tail_splits_only_at_newlines(path: Path) -> None:
     path.write_bytes("one\x0cstill\x85one\u2028yes\n".encode())
     assert tail(path, 10) == ["one\x0cstill\x85one\u2028yes"]
 
 
-def test_tail_of_what_is_no_file_is_empty(path: Path) -> None:
+def test_tail_of_a_folder_is_empty(path: Path) -> None:
     path.mkdir()
     assert tail(path, 10) == []
 
@@ -136,80 +134,84 @@ def test_tail_of_what_is_no_file_is_empty(path: Path) -> None:
 # follow -----------------------------------------------------------------------------------------------------------
 
 
-class NothingLeft(Exception):
-    """How a test ends a follower that would go on for ever."""
+class EndOfStepsError(Exception):
+    """Ends a follower that would otherwise continue forever."""
 
 
-def followed(path: Path, *steps: Callable[[], object], lines: int = 0) -> list[str]:
-    """The lines that follow() gives when at each of its pauses the next of `steps` happens."""
-    left = iter(steps)
+def follow_lines(path: Path, *steps: Callable[[], object], lines: int = 0) -> list[str]:
+    """The lines that follow() gives when the next of `steps` happens at each of its pauses."""
+    remaining_steps = iter(steps)
 
     def pause() -> None:
-        step = next(left, None)
+        step = next(remaining_steps, None)
         if step is None:
-            raise NothingLeft
+            raise EndOfStepsError
         step()
 
-    seen: list[str] = []
-    with suppress(NothingLeft):
+    followed_lines: list[str] = []
+    with suppress(EndOfStepsError):
         for line in follow(path, lines=lines, pause=pause):
-            seen.append(line)
-    return seen
+            followed_lines.append(line)
+    return followed_lines
 
 
-def test_follow_gives_what_is_written_from_now_on(path: Path) -> None:
+def test_follow_gives_new_lines(path: Path) -> None:
     write(path, "before")
-    assert followed(path, lambda: write(path, "one"), lambda: write(path, "two", "three")) == ["one", "two", "three"]
+    assert follow_lines(path, lambda: write(path, "one"), lambda: write(path, "two", "three")) == [
+        "one",
+        "two",
+        "three",
+    ]
 
 
 def test_follow_begins_with_the_last_lines(path: Path) -> None:
     write(path, "one", "two", "three")
-    assert followed(path, lambda: write(path, "four"), lines=2) == ["two", "three", "four"]
+    assert follow_lines(path, lambda: write(path, "four"), lines=2) == ["two", "three", "four"]
 
 
 def test_follow_begins_with_the_lines_of_the_rotated_file_too(path: Path) -> None:
     write(path, "one")
     rotate(path)
     write(path, "two")
-    assert followed(path, lambda: write(path, "three"), lines=5) == ["one", "two", "three"]
+    assert follow_lines(path, lambda: write(path, "three"), lines=5) == ["one", "two", "three"]
 
 
-def test_follow_waits_for_a_file_that_is_not_there_yet(path: Path) -> None:
-    assert followed(path, lambda: None, lambda: write(path, "one"), lines=5) == ["one"]
+def test_follow_waits_for_a_missing_file(path: Path) -> None:
+    assert follow_lines(path, lambda: None, lambda: write(path, "one"), lines=5) == ["one"]
 
 
 def test_follow_gives_a_line_once_it_is_complete(path: Path) -> None:
     append(path, "begun")
     steps = [lambda: append(path, " and"), lambda: append(path, " done\nnext")]
-    assert followed(path, *steps, lines=5) == ["begun and done"]
+    assert follow_lines(path, *steps, lines=5) == ["begun and done"]
 
 
-def test_follow_goes_on_in_the_new_file_after_a_rotation(path: Path) -> None:
+def test_follow_continues_in_the_new_file_after_a_rotation(path: Path) -> None:
     def rotate_and_write() -> None:
         write(path, "last of the old")
         rotate(path)
         write(path, "first of the new")
 
     steps = [lambda: write(path, "one"), rotate_and_write, lambda: None, lambda: write(path, "two")]
-    assert followed(path, *steps) == ["one", "last of the old", "first of the new", "two"]
+    assert follow_lines(path, *steps) == ["one", "last of the old", "first of the new", "two"]
 
 
-def test_follow_survives_a_rotation_whose_new_file_comes_late(path: Path) -> None:
+def test_follow_waits_for_the_new_file_after_a_rotation(path: Path) -> None:
     write(path, "before")
     steps = [lambda: rotate(path), lambda: None, lambda: write(path, "after")]
-    assert followed(path, *steps) == ["after"]
+    assert follow_lines(path, *steps) == ["after"]
 
 
-def test_follow_survives_truncation(path: Path) -> None:
+def test_follow_continues_after_truncation(path: Path) -> None:
     write(path, "one", "two")
 
-    assert followed(path, lambda: os.truncate(path, 0), lambda: write(path, "new")) == ["new"]
+    assert follow_lines(path, lambda: os.truncate(path, 0), lambda: write(path, "new")) == ["new"]
 
 
 def test_follow_gives_a_line_without_an_end_in_parts(path: Path) -> None:
     path.touch()
 
-    parts = followed(path, lambda: append(path, "x" * 200_000))
+    parts = follow_lines(path, lambda: append(path, "x" * 200_000))
     assert len(parts) >= 2
     assert max(map(len, parts)) <= 3 * logs.MAX_LINE_BYTES
 
@@ -225,7 +227,7 @@ def test_follow_closes_its_file_when_it_is_stopped(path: Path) -> None:
 # In parts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_first_part_is_the_last_lines_and_the_next_what_came_since(path: Path) -> None:
+def test_the_first_part_has_the_last_lines_and_the_next_part_the_new_lines(path: Path) -> None:
     write(path, "one", "two", "three")
 
     first = part_after(path, lines=2)
@@ -238,7 +240,7 @@ def test_a_first_part_is_the_last_lines_and_the_next_what_came_since(path: Path)
     assert (third.lines, third.cursor) == ([], second.cursor)
 
 
-def test_a_part_holds_complete_lines_alone(path: Path) -> None:
+def test_a_part_contains_only_complete_lines(path: Path) -> None:
     append(path, "one\ntw")
     first = part_after(path, lines=9)
     append(path, "o\n")
@@ -247,19 +249,19 @@ def test_a_part_holds_complete_lines_alone(path: Path) -> None:
     assert part_after(path, first.cursor, lines=9).lines == ["two"]
 
 
-def test_parts_of_no_file_and_of_an_empty_file_are_empty_and_go_on(path: Path) -> None:
-    nothing = part_after(path, lines=9)
+def test_parts_of_a_missing_or_empty_file_are_empty_and_continue_later(path: Path) -> None:
+    part_of_no_file = part_after(path, lines=9)
     path.touch()
-    empty = part_after(path, nothing.cursor, lines=9)
+    part_of_empty_file = part_after(path, part_of_no_file.cursor, lines=9)
     write(path, "one")
 
-    assert (nothing.lines, empty.lines) == ([], [])
-    assert part_after(path, empty.cursor, lines=9) == part_after(path, nothing.cursor, lines=9)
-    assert part_after(path, empty.cursor, lines=9).lines == ["one"]
+    assert (part_of_no_file.lines, part_of_empty_file.lines) == ([], [])
+    assert part_after(path, part_of_empty_file.cursor, lines=9) == part_after(path, part_of_no_file.cursor, lines=9)
+    assert part_after(path, part_of_empty_file.cursor, lines=9).lines == ["one"]
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_parts_go_on_after_rotations_with_the_end_of_each_file(path: Path, times: int) -> None:
+def test_a_part_after_rotations_contains_the_end_of_each_file(path: Path, times: int) -> None:
     write(path, "one")
     cursor = part_after(path, lines=9).cursor
     expected = []
@@ -275,20 +277,20 @@ def test_parts_go_on_after_rotations_with_the_end_of_each_file(path: Path, times
     assert part_after(path, part.cursor, lines=9).lines == []
 
 
-def test_parts_go_on_between_the_two_steps_of_a_rotation(path: Path) -> None:
+def test_parts_continue_during_a_rotation(path: Path) -> None:
     write(path, "one")
     cursor = part_after(path, lines=9).cursor
     write(path, "two")
     rotate_all(path)
 
-    between = part_after(path, cursor, lines=9)
+    part_during_rotation = part_after(path, cursor, lines=9)
     write(path, "three")
 
-    assert between.lines == ["two"]
-    assert part_after(path, between.cursor, lines=9).lines == ["three"]
+    assert part_during_rotation.lines == ["two"]
+    assert part_after(path, part_during_rotation.cursor, lines=9).lines == ["three"]
 
 
-def test_a_part_behind_a_file_that_is_gone_says_that_there_is_a_gap(path: Path) -> None:
+def test_a_part_after_a_deleted_file_has_a_gap(path: Path) -> None:
     write(path, "one")
     cursor = part_after(path, lines=9).cursor
     path.unlink()
@@ -299,7 +301,7 @@ def test_a_part_behind_a_file_that_is_gone_says_that_there_is_a_gap(path: Path) 
     assert (part.lines, part.is_gap) == (["its", "name"], True)
 
 
-def test_a_part_after_a_flood_is_its_end_alone(path: Path) -> None:
+def test_a_part_after_a_flood_has_only_the_last_lines_and_a_gap(path: Path) -> None:
     write(path, "one")
     cursor = part_after(path, lines=9).cursor
     write(path, *(f"{number:0100}" for number in range(10_000)))
@@ -311,7 +313,7 @@ def test_a_part_after_a_flood_is_its_end_alone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["x", "1-2", "1-2-3", "-1--2--3", "1-99999999999999-3", "٣-1-1", "1-1-1\n"])
-def test_a_cursor_of_nonsense_gives_the_end(path: Path, cursor: str) -> None:
+def test_an_invalid_cursor_gives_the_last_lines(path: Path, cursor: str) -> None:
     write(path, "one", "two")
 
     assert part_after(path, cursor, lines=1) == replace(part_after(path, lines=1), is_gap=True)
@@ -325,24 +327,24 @@ def test_the_whole_log_is_all_files_oldest_first(path: Path) -> None:
     assert b"".join(logs.read_whole(path)) == b"oldest\nolder\nnewest\n"
 
 
-def test_the_whole_log_ends_though_it_grows(path: Path) -> None:
+def test_reading_the_whole_log_ends_even_if_it_grows(path: Path) -> None:
     write(path, "one")
     parts = logs.read_whole(path)
-    first = next(parts)
+    first_part = next(parts)
     write(path, "two")
 
-    assert [first, *parts] == [b"one\n"]
+    assert [first_part, *parts] == [b"one\n"]
 
 
-def test_the_whole_of_no_log_is_nothing(path: Path) -> None:
+def test_the_whole_of_a_missing_log_is_empty(path: Path) -> None:
     assert list(logs.read_whole(path)) == []
 
 
-# What is shown ----------------------------------------------------------------------------------------------------
+# Plain text -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "plain_text"),
     [
         ("just text\tas it is — ✓", "just text\tas it is — ✓"),
         ("\x1b[31;1mred\x1b[0m and \x1b[38;5;12mblue\x1b[m", "red and blue"),
@@ -354,5 +356,5 @@ def test_the_whole_of_no_log_is_nothing(path: Path) -> None:
         ("cut \x1b", "cut �"),
     ],
 )
-def test_colours_are_taken_out_and_control_characters_replaced(text: str, shown: str) -> None:
-    assert logs.plain(text) == shown
+def test_colours_are_removed_and_control_characters_are_replaced(text: str, plain_text: str) -> None:
+    assert logs.plain(text) == plain_text

@@ -9,15 +9,15 @@ from mcp_runtime.system import loops
 THREADS = 4
 
 
-def test_threads_that_ask_for_a_loop_at_once_get_the_same_one() -> None:
+def test_concurrent_threads_get_the_same_loop() -> None:
     barrier = threading.Barrier(THREADS)
 
-    def ask(name: str) -> object:
+    def get_loop(name: str) -> object:
         barrier.wait(10)
         return loops.loop(name)
 
     with ThreadPoolExecutor(THREADS) as threads:
         for _ in range(20):
             name = f"test-{uuid.uuid4()}"
-            assert len(set(threads.map(ask, [name] * THREADS))) == 1
+            assert len(set(threads.map(get_loop, [name] * THREADS))) == 1
             loops.loop(name).call_soon_threadsafe(loops.loop(name).stop)

@@ -32,9 +32,9 @@ def fault_of(tmp_path: Path, values: Any) -> str:
 # Forms ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_seeds_form_is_read_with_our_defaults() -> None:
-    found, warnings = parser.parse(SEEDS_FORM)
-    assert found == Manifest(
+def test_a_minimal_manifest_gets_the_default_values() -> None:
+    manifest, warnings = parser.parse(SEEDS_FORM)
+    assert manifest == Manifest(
         name="example",
         version="1.0.0",
         command="bun",
@@ -54,17 +54,17 @@ def test_the_seeds_form_is_read_with_our_defaults() -> None:
 
 
 @pytest.mark.parametrize("transport_is_nested", [True, False])
-def test_the_first_guild_halls_form_means_the_same(transport_is_nested: bool) -> None:
+def test_the_older_form_with_mcp_gives_the_same_manifest(transport_is_nested: bool) -> None:
     nested = {"command": "bun", "args": SEEDS_FORM["args"], "env": SEEDS_FORM["env"]}
     values: dict[str, Any] = {"name": "example", "version": "1.0.0", "displayName": "Example", "mcp": nested}
     (nested if transport_is_nested else values)["transport"] = "http"
-    found, warnings = parser.parse(values)
-    assert found == Manifest(**{**vars(parser.parse(SEEDS_FORM)[0]), "display_name": "Example"})
+    manifest, warnings = parser.parse(values)
+    assert manifest == Manifest(**{**vars(parser.parse(SEEDS_FORM)[0]), "display_name": "Example"})
     assert warnings == []
 
 
-def test_every_key_of_ours_is_read() -> None:
-    ours = {
+def test_every_optional_key_is_read() -> None:
+    values = {
         "$schema": "../guild-member.schema.json",
         "displayName": "An example",
         "description": "Shows how.",
@@ -76,16 +76,16 @@ def test_every_key_of_ours_is_read() -> None:
         "unresponsive": "restart",
         "max_concurrency": 4,
     }
-    found, warnings = parser.parse({**SEEDS_FORM, **ours})
-    assert (found.display_name, found.description, found.enabled) == ("An example", "Shows how.", False)
-    assert (found.start_timeout, found.timeout, found.tool_timeouts) == (20.0, 1.5, {"render": 600.0})
-    assert (found.restart, found.unresponsive, found.max_concurrency) == ("never", "restart", 4)
+    manifest, warnings = parser.parse({**SEEDS_FORM, **values})
+    assert (manifest.display_name, manifest.description, manifest.enabled) == ("An example", "Shows how.", False)
+    assert (manifest.start_timeout, manifest.timeout, manifest.tool_timeouts) == (20.0, 1.5, {"render": 600.0})
+    assert (manifest.restart, manifest.unresponsive, manifest.max_concurrency) == ("never", "restart", 4)
     assert warnings == []
 
 
-def test_a_manifest_survives_its_row() -> None:
-    found, _ = parser.parse({**SEEDS_FORM, "tool_timeouts": {"a": 1}, "max_concurrency": 2})
-    assert Manifest.from_json(json.loads(json.dumps(found.as_json()))) == found
+def test_a_manifest_is_read_unchanged_from_its_row() -> None:
+    manifest, _ = parser.parse({**SEEDS_FORM, "tool_timeouts": {"a": 1}, "max_concurrency": 2})
+    assert Manifest.from_json(json.loads(json.dumps(manifest.as_json()))) == manifest
 
 
 def test_a_row_written_by_another_version_of_the_hall_is_read() -> None:
@@ -94,25 +94,68 @@ def test_a_row_written_by_another_version_of_the_hall_is_read() -> None:
     assert Manifest.from_json({**row, "of_tomorrow": 1}).max_concurrency == 16
 
 
+# Nodes ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_manifest_says_about_nodes_is_read_unchanged_from_its_row() -> None:
+    rules = {"labels": ["gpu"], "state": "shared", "files": ["server.py", "lib/**"]}
+    manifest, warnings = parser.parse({**SEEDS_FORM, "node": rules})
+    assert (manifest.node.labels, manifest.state, manifest.file_patterns) == (
+        ("gpu",),
+        "shared",
+        ("server.py", "lib/**"),
+    )
+    assert warnings == []
+    row = manifest.as_json()
+    assert row["node"] == rules
+    assert json.loads(json.dumps(row)) == row  # or each sync would find a change
+    assert Manifest.from_json(row) == manifest
+
+
+def test_without_node_a_member_with_a_command_has_local_state_and_a_remote_server_none() -> None:
+    started, remote = parser.parse(SEEDS_FORM)[0], parser.parse(REMOTE)[0]
+    assert (started.state, started.file_patterns) == ("local", ())
+    assert (remote.state, remote.file_patterns) == ("none", ("**",))
+    assert parser.parse({**SEEDS_FORM, "node": {"files": []}})[0].file_patterns == ()
+    assert parser.parse({**SEEDS_FORM, "node": {"state": "none", "files": []}})[0].file_patterns == ()
+
+
+def test_a_row_that_is_older_than_node_is_read() -> None:
+    row = parser.parse(SEEDS_FORM)[0].as_json()
+    del row["node"]
+    assert Manifest.from_json(row) == parser.parse(SEEDS_FORM)[0]
+    assert Manifest.from_json({**row, "node": {"state": "none", "of_tomorrow": 1}}).state == "none"
+
+
+def test_an_unknown_key_of_node_has_a_warning() -> None:
+    assert parser.parse({**SEEDS_FORM, "node": {"label": ["gpu"]}})[1] == ["unknown key 'node.label' is ignored"]
+
+
 # The port ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_port_is_put_into_args_and_env() -> None:
+def test_the_port_replaces_its_placeholder_in_args_and_env() -> None:
     values = {"args": ["--bind=127.0.0.1:${PORT}", "${PORT}${PORT}", "$PORT"], "env": {"PORT": "${PORT}"}}
-    found, _ = parser.parse({**SEEDS_FORM, **values})
-    assert found.argv(20001) == ["bun", "--bind=127.0.0.1:20001", "2000120001", "$PORT"]
-    assert found.environment(20001) == {"PORT": "20001"}
+    manifest, _ = parser.parse({**SEEDS_FORM, **values})
+    assert manifest.argv(20001) == ["bun", "--bind=127.0.0.1:20001", "2000120001", "$PORT"]
+    assert manifest.environment(20001) == {"PORT": "20001"}
 
 
-def test_a_server_that_cannot_know_its_port_is_warned_of() -> None:
+def test_a_manifest_without_the_port_placeholder_has_a_warning() -> None:
     _, warnings = parser.parse({**SEEDS_FORM, "args": ["server.ts"]})
     assert warnings == ["neither args nor env mentions ${PORT}: how will the server know its port?"]
 
 
-def test_only_what_a_new_process_must_follow_changes_the_process_digest() -> None:
+def test_only_changes_that_need_a_new_process_change_the_process_digest() -> None:
     digest = parser.parse(SEEDS_FORM)[0].process_digest
-    same = {"description": "new words", "timeout": 9, "max_concurrency": 1, "version": "2"}
-    assert parser.parse({**SEEDS_FORM, **same})[0].process_digest == digest
+    unrelated_change = {
+        "description": "new words",
+        "timeout": 9,
+        "max_concurrency": 1,
+        "version": "2",
+        "node": {"state": "none"},
+    }
+    assert parser.parse({**SEEDS_FORM, **unrelated_change})[0].process_digest == digest
     for change in ({"command": "node"}, {"args": ["${PORT}"]}, {"env": {}}, {"transport": "stdio"}):
         assert parser.parse({**SEEDS_FORM, **change})[0].process_digest != digest
     digest = parser.parse(REMOTE)[0].process_digest
@@ -123,61 +166,61 @@ def test_only_what_a_new_process_must_follow_changes_the_process_digest() -> Non
 # A remote server ------------------------------------------------------------------------------------------------
 
 
-def test_a_remote_server_has_a_url_and_headers_in_place_of_a_command() -> None:
-    found, warnings = parser.parse(REMOTE)
-    assert (found.command, found.args, found.env) == ("", (), {})
-    assert (found.url, found.headers) == (REMOTE["url"], REMOTE["headers"])
+def test_a_remote_server_has_a_url_and_headers_instead_of_a_command() -> None:
+    manifest, warnings = parser.parse(REMOTE)
+    assert (manifest.command, manifest.args, manifest.env) == ("", (), {})
+    assert (manifest.url, manifest.headers) == (REMOTE["url"], REMOTE["headers"])
     assert warnings == []
-    assert Manifest.from_json(json.loads(json.dumps(found.as_json()))) == found
+    assert Manifest.from_json(json.loads(json.dumps(manifest.as_json()))) == manifest
     nested = {key: REMOTE[key] for key in ("transport", "url", "headers")}
-    assert parser.parse({"name": "remote", "version": "1.0.0", "mcp": nested})[0] == found
+    assert parser.parse({"name": "remote", "version": "1.0.0", "mcp": nested})[0] == manifest
 
 
-def test_a_row_of_before_there_were_urls_is_read() -> None:
+def test_a_row_without_url_and_headers_is_read() -> None:
     row = parser.parse(SEEDS_FORM)[0].as_json()
     del row["url"], row["headers"]
     assert Manifest.from_json(row) == parser.parse(SEEDS_FORM)[0]
 
 
-def test_neither_a_command_nor_a_url_is_a_fault_that_names_both() -> None:
-    with pytest.raises(ManifestError) as caught:
+def test_the_error_about_a_missing_command_also_names_url() -> None:
+    with pytest.raises(ManifestError) as error:
         parser.parse({key: value for key, value in REMOTE.items() if key not in ("url", "headers")})
-    assert (caught.value.path, "url" in caught.value.reason) == ("command", True)
+    assert (error.value.path, "url" in error.value.reason) == ("command", True)
 
 
 @pytest.mark.parametrize(("change", "path"), WRONG_REMOTE, ids=[json.dumps(change)[:50] for change, _ in WRONG_REMOTE])
 def test_a_wrong_value_of_a_remote_server_is_refused_with_the_path_of_its_key(
     change: dict[str, Any], path: str
 ) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(ManifestError) as error:
         parser.parse({**REMOTE, **change})
-    assert caught.value.path == path
+    assert error.value.path == path
 
 
-def test_a_port_that_is_none_and_a_header_that_differs_by_case_are_refused() -> None:
+def test_an_invalid_port_and_a_duplicate_header_are_refused() -> None:
     for change, path in (
         ({"url": "https://mcp.example.com:0/"}, "url"),
         ({"url": "https://mcp.example.com:65536/"}, "url"),
         ({"url": "https://[1::2::3]/"}, "url"),
         ({"headers": {"X-Team": "a", "x-team": "b"}}, "headers.x-team"),
     ):
-        with pytest.raises(ManifestError) as caught:
+        with pytest.raises(ManifestError) as error:
             parser.parse({**REMOTE, **change})
-        assert caught.value.path == path
+        assert error.value.path == path
 
 
-def test_a_secret_in_clear_is_refused_with_what_to_do_and_is_not_quoted() -> None:
-    with pytest.raises(ManifestError) as caught:
+def test_a_secret_in_a_header_is_refused_without_a_quote() -> None:
+    with pytest.raises(ManifestError) as error:
         parser.parse({**REMOTE, "headers": {"Authorization": "Bearer hunter2hunter2"}})
-    assert "${env:NAME}" in str(caught.value)
-    assert "${file:PATH}" in str(caught.value)
-    assert "hunter2" not in str(caught.value)
+    assert "${env:NAME}" in str(error.value)
+    assert "${file:PATH}" in str(error.value)
+    assert "hunter2" not in str(error.value)
 
 
 def test_a_stdio_server_needs_no_port() -> None:
-    found, warnings = parser.parse({**SEEDS_FORM, "transport": "stdio", "args": ["run", "server.ts"]})
-    assert (found.transport, found.argv(20000), warnings) == ("stdio", ["bun", "run", "server.ts"], [])
-    assert Manifest.from_json(found.as_json()) == found
+    manifest, warnings = parser.parse({**SEEDS_FORM, "transport": "stdio", "args": ["run", "server.ts"]})
+    assert (manifest.transport, manifest.argv(20000), warnings) == ("stdio", ["bun", "run", "server.ts"], [])
+    assert Manifest.from_json(manifest.as_json()) == manifest
 
 
 @pytest.mark.parametrize(
@@ -195,7 +238,7 @@ def test_a_stdio_server_needs_no_port() -> None:
         ("python3", ["npx"], False),
     ],
 )
-def test_commands_that_fetch_their_server_first_are_known(command: str, args: list[str], fetches: bool) -> None:
+def test_commands_that_download_their_server_are_recognized(command: str, args: list[str], fetches: bool) -> None:
     for transport in ("http", "stdio"):
         values = {**SEEDS_FORM, "transport": transport, "command": command, "args": args}
         assert parser.parse(values)[0].fetches_server is fetches
@@ -208,13 +251,13 @@ def test_commands_that_fetch_their_server_first_are_known(command: str, args: li
 
 @pytest.mark.parametrize(("change", "path"), WRONG, ids=[json.dumps(change)[:40] for change, _ in WRONG])
 def test_a_wrong_value_is_refused_with_the_path_of_its_key(change: dict[str, Any], path: str) -> None:
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(ManifestError) as error:
         parser.parse({**SEEDS_FORM, **change})
-    assert caught.value.path == path
+    assert error.value.path == path
 
 
 @pytest.mark.parametrize(
-    ("kind", "good", "bad", "reason"),
+    ("kind", "valid_values", "invalid_values", "reason"),
     [
         (Annotated[int, Meta(ge=0)], [0, 10**9, 2.0], [-1, 0.5, True, "1", 1e400], "must be a whole number from 0"),
         (Annotated[int, Meta(ge=1, le=9)], [1, 9], [0, 10], "must be a whole number from 1 to 9"),
@@ -222,20 +265,25 @@ def test_a_wrong_value_is_refused_with_the_path_of_its_key(change: dict[str, Any
         (float, [-1, 1.5, 10**9], [1e400, float("nan"), 10**400, None], "must be a number"),
     ],
 )
-def test_a_number_has_the_bounds_that_are_declared(kind: Any, good: list[Any], bad: list[Any], reason: str) -> None:
-    reasons = [[error.reason for error in parser._errors(type_info(kind), value, "key")] for value in [*good, *bad]]
-    assert reasons == [[]] * len(good) + [[reason]] * len(bad)
+def test_a_number_outside_its_declared_range_is_refused(
+    kind: Any, valid_values: list[Any], invalid_values: list[Any], reason: str
+) -> None:
+    reasons = [
+        [error.reason for error in parser._errors(type_info(kind), value, "key")]
+        for value in [*valid_values, *invalid_values]
+    ]
+    assert reasons == [[]] * len(valid_values) + [[reason]] * len(invalid_values)
 
 
 @pytest.mark.parametrize("key", ["name", "version", "transport", "command"])
 def test_a_missing_key_is_named(key: str) -> None:
-    with pytest.raises(ManifestError) as caught:
-        parser.parse({other: value for other, value in SEEDS_FORM.items() if other != key})
-    assert caught.value.path == key
-    assert caught.value.reason.startswith("is required")
+    with pytest.raises(ManifestError) as error:
+        parser.parse({other_key: value for other_key, value in SEEDS_FORM.items() if other_key != key})
+    assert error.value.path == key
+    assert error.value.reason.startswith("is required")
 
 
-def test_every_fault_of_a_manifest_is_reported_with_its_key(tmp_path: Path) -> None:
+def test_every_error_of_a_manifest_is_reported_with_its_key(tmp_path: Path) -> None:
     values = {"version": 1, "mcp": {"args": "run", "env": {"A": 1, "A=B": ""}}, "restart": "always", "timeout": 0}
     assert fault_of(tmp_path, values) == (
         "x/guild-member.json: name: is required; version: must be a string; transport: is required; "
@@ -245,31 +293,31 @@ def test_every_fault_of_a_manifest_is_reported_with_its_key(tmp_path: Path) -> N
         'restart: \'always\' is not supported; use "never" or "on-failure"; '
         "command: is required, unless url says where a server runs already"
     )
-    caught = files.read_file(tmp_path / "x", "x").error
-    assert caught is not None
-    assert [error.path for error in caught.faults][:3] == ["name", "version", "transport"]
+    error = files.read_file(tmp_path / "x", "x").error
+    assert error is not None
+    assert [error.path for error in error.faults][:3] == ["name", "version", "transport"]
 
 
-def test_any_number_of_faults_gives_a_short_text(tmp_path: Path) -> None:
+def test_many_errors_give_a_short_text(tmp_path: Path) -> None:
     fault = fault_of(tmp_path, {**SEEDS_FORM, "args": [5] * 100_000})
     assert fault.count("must be a string") == parser.MAX_FAULTS
     assert fault.endswith(f"args.{parser.MAX_FAULTS - 1}: must be a string; and more")
 
 
-def test_faults_under_mcp_carry_their_whole_path() -> None:
+def test_errors_under_mcp_have_their_whole_path() -> None:
     values = {"name": "x", "version": "1", "mcp": {"transport": "http", "command": "bun", "args": [1]}}
-    with pytest.raises(ManifestError) as caught:
+    with pytest.raises(ManifestError) as error:
         parser.parse(values)
-    assert caught.value.path == "mcp.args.0"
+    assert error.value.path == "mcp.args.0"
 
 
-def test_unknown_keys_warn() -> None:
+def test_unknown_keys_give_warnings() -> None:
     nested = {"command": "bun", "cwd": "/", "args": ["${PORT}"]}
     _, warnings = parser.parse({"name": "x", "version": "1", "transport": "http", "timout": 3, "mcp": nested})
     assert warnings == ["unknown key 'timout' is ignored", "unknown key 'mcp.cwd' is ignored"]
 
 
-def test_any_number_of_unknown_keys_gives_a_short_list_of_warnings() -> None:
+def test_many_unknown_keys_give_a_short_list_of_warnings() -> None:
     _, warnings = parser.parse({**SEEDS_FORM, **{f"{number}" * 1000: 0 for number in range(1000, 1050)}})
     assert len(warnings) == parser.MAX_WARNINGS + 1
     assert max(map(len, warnings)) < 200
@@ -291,16 +339,16 @@ def test_any_number_of_unknown_keys_gives_a_short_list_of_warnings() -> None:
         (b'{"mcp": {"command": "a", "command": "b"}}', "command: is given twice"),
     ],
 )
-def test_a_file_that_is_no_manifest_is_a_fault_that_says_why(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_an_invalid_file_is_an_error_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     assert fault_of(tmp_path, content).startswith(f"x/guild-member.json: {reason}")
 
 
-def test_a_byte_order_mark_is_no_fault(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     folder = write(tmp_path / "x", b"\xef\xbb\xbf" + json.dumps(SEEDS_FORM).encode())
     assert files.read_file(folder, "x").manifest is not None
 
 
-def test_a_faulty_manifest_still_tells_its_name(tmp_path: Path) -> None:
+def test_an_invalid_manifest_still_has_its_name(tmp_path: Path) -> None:
     folder = write(tmp_path / "x", {**SEEDS_FORM, "args": 5})
     assert files.read_file(folder, "x").name_hint == "example"
     assert files.read_file(write(tmp_path / "y", {"name": "../y"}), "y").name_hint == ""
@@ -315,9 +363,7 @@ def test_a_faulty_manifest_still_tells_its_name(tmp_path: Path) -> None:
         {"env": {"\ud800": ""}},
     ],
 )
-def test_what_a_manifest_holds_never_becomes_a_text_that_a_database_refuses(
-    tmp_path: Path, values: dict[str, Any]
-) -> None:
+def test_the_error_of_a_manifest_can_be_stored_in_a_database(tmp_path: Path, values: dict[str, Any]) -> None:
     file = files.read_file(write(tmp_path / "x", {**SEEDS_FORM, **values}), "x")
     assert file.manifest is None
     text = file.fault + "".join(file.warnings)
@@ -325,14 +371,14 @@ def test_what_a_manifest_holds_never_becomes_a_text_that_a_database_refuses(
     text.encode()
 
 
-def test_a_manifest_that_is_a_pipe_does_not_keep_the_reader(tmp_path: Path) -> None:
+def test_a_manifest_that_is_a_pipe_does_not_block_the_reader(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     os.mkfifo(tmp_path / "x" / files.FILE_NAME)
     (file,) = files.read_all(tmp_path)
     assert file.fault == "x/guild-member.json: is not a file"
 
 
-def test_a_manifest_that_is_a_folder_or_leads_nowhere_is_a_fault(tmp_path: Path) -> None:
+def test_a_manifest_that_is_a_folder_or_a_broken_link_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a" / files.FILE_NAME).mkdir(parents=True)
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / files.FILE_NAME).symlink_to("gone.json")
@@ -342,7 +388,7 @@ def test_a_manifest_that_is_a_folder_or_leads_nowhere_is_a_fault(tmp_path: Path)
     ]
 
 
-def test_a_folder_that_may_not_be_looked_into_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_read_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "locked").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # the superuser may look into every folder
     (file,) = files.read_all(tmp_path)
@@ -350,7 +396,7 @@ def test_a_folder_that_may_not_be_looked_into_is_shown(tmp_path: Path, monkeypat
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file systems refuse such names")
-def test_a_folder_whose_name_is_not_utf_8_is_a_fault_that_can_be_shown(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_not_utf_8_is_a_printable_error(tmp_path: Path) -> None:
     write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")))
     (file,) = files.read_all(tmp_path)
     assert file.fault == "caf\N{REPLACEMENT CHARACTER}/guild-member.json: the folder's name is not UTF-8; rename it"
@@ -364,20 +410,20 @@ def directories(members_dir: Path) -> list[str]:
 
 
 def test_members_are_found_up_to_two_levels_deep(tmp_path: Path) -> None:
-    for place in ("b", "a", "collection/one", "collection/two", "too/deep/here", "b/inside-a-member"):
-        write(tmp_path / place)
+    for path in ("b", "a", "collection/one", "collection/two", "too/deep/here", "b/inside-a-member"):
+        write(tmp_path / path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "a-file").touch()
     assert directories(tmp_path) == ["a", "b", "collection/one", "collection/two"]
 
 
-def test_hidden_folders_are_passed_over(tmp_path: Path) -> None:
-    for place in (".draft", "_old", "collection/.draft", "node_modules/.bin"):
-        write(tmp_path / place)
+def test_hidden_folders_are_ignored(tmp_path: Path) -> None:
+    for path in (".draft", "_old", "collection/.draft", "node_modules/.bin"):
+        write(tmp_path / path)
     assert directories(tmp_path) == []
 
 
-def test_links_out_of_the_members_folder_are_passed_over(tmp_path: Path) -> None:
+def test_links_out_of_the_members_folder_are_ignored(tmp_path: Path) -> None:
     outside = write(tmp_path / "outside")
     members_dir = tmp_path / "members"
     write(members_dir / "inside")
@@ -391,9 +437,9 @@ def test_links_out_of_the_members_folder_are_passed_over(tmp_path: Path) -> None
 
 def test_a_manifest_that_is_a_link_out_of_the_members_folder_is_refused(tmp_path: Path) -> None:
     outside = write(tmp_path / "outside")
-    beside = write(tmp_path / "members-too")  # its name begins like that of the members folder
+    similar_folder = write(tmp_path / "members-too")  # its name begins like that of the members folder
     members_dir = tmp_path / "members"
-    for name, target in (("a", outside), ("b", beside)):
+    for name, target in (("a", outside), ("b", similar_folder)):
         (members_dir / name).mkdir(parents=True)
         (members_dir / name / files.FILE_NAME).symlink_to(target / files.FILE_NAME)
     (tmp_path / "step").symlink_to(outside)
@@ -401,16 +447,16 @@ def test_a_manifest_that_is_a_link_out_of_the_members_folder_is_refused(tmp_path
     (members_dir / "c" / files.FILE_NAME).symlink_to(f"../../step/{files.FILE_NAME}")
     (members_dir / "d").mkdir()
     (members_dir / "d" / files.FILE_NAME).symlink_to(files.FILE_NAME)
-    *outsiders, loop = files.read_all(members_dir)
-    assert [file.manifest for file in [*outsiders, loop]] == [None] * 4
-    assert {file.error.reason for file in outsiders if file.error} == {
+    *outside_links, looping_link = files.read_all(members_dir)
+    assert [file.manifest for file in [*outside_links, looping_link]] == [None] * 4
+    assert {file.error.reason for file in outside_links if file.error} == {
         "is a link to a file outside of the members folder; put the file itself there"
     }
-    assert loop.fault.startswith("d/guild-member.json: cannot be read")
+    assert looping_link.fault.startswith("d/guild-member.json: cannot be read")
 
 
-def test_a_manifest_that_is_a_link_inside_of_the_members_folder_is_read(tmp_path: Path) -> None:
-    """Mounted configuration comes so: the file leads to one of a hidden folder beside it."""
+def test_a_manifest_that_is_a_link_inside_the_members_folder_is_read(tmp_path: Path) -> None:
+    """Mounted configuration has this form. The file is a link into a hidden folder beside it."""
     write(tmp_path / "a" / ".data" / "1")
     (tmp_path / "a" / ".data" / "now").symlink_to("1")
     (tmp_path / "a" / files.FILE_NAME).symlink_to(f".data/now/{files.FILE_NAME}")
@@ -418,16 +464,16 @@ def test_a_manifest_that_is_a_link_inside_of_the_members_folder_is_read(tmp_path
     assert file.manifest is not None
 
 
-def test_a_link_to_the_members_folder_or_to_a_collection_doubles_nothing(tmp_path: Path) -> None:
-    for place in ("one", "collection/two"):
-        write(tmp_path / place, {**SEEDS_FORM, "name": Path(place).name})
+def test_links_to_the_members_folder_or_to_a_collection_duplicate_no_member(tmp_path: Path) -> None:
+    for path in ("one", "collection/two"):
+        write(tmp_path / path, {**SEEDS_FORM, "name": Path(path).name})
     (tmp_path / "all").symlink_to(".")
     (tmp_path / "again").symlink_to("collection")
     (tmp_path / "collection" / "up").symlink_to("..")
     assert directories(tmp_path) == ["collection/two", "one"]
 
 
-def test_a_link_to_a_members_folder_is_refused_with_both_names(tmp_path: Path) -> None:
+def test_a_link_to_the_folder_of_a_member_is_refused_with_both_names(tmp_path: Path) -> None:
     write(tmp_path / "real")
     (tmp_path / "a-link").symlink_to("real")
     link, real = files.read_all(tmp_path, owners={"example": "a-link"})
@@ -435,7 +481,7 @@ def test_a_link_to_a_members_folder_is_refused_with_both_names(tmp_path: Path) -
     assert link.fault.endswith("the folder 'a-link' is the folder 'real' under another name; one folder is one member")
 
 
-def test_a_member_that_is_only_found_through_a_link_is_one(tmp_path: Path) -> None:
+def test_a_folder_that_is_only_reachable_by_a_link_is_a_member(tmp_path: Path) -> None:
     write(tmp_path / "too" / "deep" / "here")
     (tmp_path / "here").symlink_to("too/deep/here")
     (file,) = files.read_all(tmp_path)
@@ -448,7 +494,7 @@ def test_a_members_folder_that_is_itself_a_link_is_read(tmp_path: Path) -> None:
     assert directories(tmp_path / "link") == ["x"]
 
 
-def test_no_members_folder_means_no_members(tmp_path: Path) -> None:
+def test_a_missing_members_folder_has_no_members(tmp_path: Path) -> None:
     assert files.read_all(tmp_path / "gone") == []
 
 
@@ -470,26 +516,26 @@ def test_a_copy_of_a_folder_does_not_take_the_name_of_the_original(tmp_path: Pat
     assert "is taken by the folder 'original'" in copy.fault
 
 
-def test_a_name_whose_owner_is_gone_is_free(tmp_path: Path) -> None:
+def test_a_name_is_free_when_the_folder_of_its_owner_is_gone(tmp_path: Path) -> None:
     write(tmp_path / "b")
     (file,) = files.read_all(tmp_path, owners={"example": "a"})
     assert file.manifest is not None
 
 
-def test_the_fingerprint_differs_with_every_change_and_only_then(tmp_path: Path) -> None:
+def test_the_fingerprint_changes_only_with_the_manifests(tmp_path: Path) -> None:
     write(tmp_path / "a")
-    before = files.fingerprint(tmp_path)
+    first_fingerprint = files.fingerprint(tmp_path)
     (tmp_path / "a" / "server.py").touch()
-    assert files.fingerprint(tmp_path) == before
+    assert files.fingerprint(tmp_path) == first_fingerprint
     write(tmp_path / "b")
-    with_b = files.fingerprint(tmp_path)
+    second_fingerprint = files.fingerprint(tmp_path)
     write(tmp_path / "b", {**SEEDS_FORM, "name": "b"})
-    changed = files.fingerprint(tmp_path)
+    third_fingerprint = files.fingerprint(tmp_path)
     (tmp_path / "b" / files.FILE_NAME).unlink()
-    assert len({before, with_b, changed}) == 3
-    assert files.fingerprint(tmp_path) == before
+    assert len({first_fingerprint, second_fingerprint, third_fingerprint}) == 3
+    assert files.fingerprint(tmp_path) == first_fingerprint
     (tmp_path / "b" / files.FILE_NAME).symlink_to("gone")
-    assert files.fingerprint(tmp_path) != before
+    assert files.fingerprint(tmp_path) != first_fingerprint
 
 
 # The command ------------------------------------------------------------------------------------------------------
@@ -526,7 +572,7 @@ def test_a_command_that_could_not_start_is_reported(folder: Path, command: str, 
     assert files.command_fault(parser.parse(values)[0], folder) == fault.format(folder=folder)
 
 
-def test_the_halls_own_path_counts_when_the_manifest_gives_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_halls_own_path_applies_when_the_manifest_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {**SEEDS_FORM, "command": "tool"}
     monkeypatch.setenv("PATH", f"{folder}/bin")
     assert files.command_fault(parser.parse(values)[0], folder) == ""

@@ -1,4 +1,4 @@
-"""docs/guild-member.schema.json and the pages about members say what mcp_runtime/members/manifest/ does."""
+"""docs/guild-member.schema.json and the pages about members agree with mcp_runtime/members/manifest/."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ PAGES = ("writing-a-member", "manifest", "stdio-servers", "remote-servers", "exa
 GUIDE = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in PAGES)
 TEMPLATE = ROOT / "roster" / "member_template"
 
-NESTED = {key: SEEDS_FORM[key] for key in declaration.SERVER_KEYS if key in SEEDS_FORM}
-OTHERS = {key: value for key, value in SEEDS_FORM.items() if key not in NESTED}
+SERVER_KEYS = {key: SEEDS_FORM[key] for key in declaration.SERVER_KEYS if key in SEEDS_FORM}
+OTHER_KEYS = {key: value for key, value in SEEDS_FORM.items() if key not in SERVER_KEYS}
 
-GOOD: list[dict[str, Any]] = [
+VALID_MANIFESTS: list[dict[str, Any]] = [
     SEEDS_FORM,
-    {**OTHERS, "mcp": NESTED},
-    {**OTHERS, "transport": "http", "mcp": {"command": "bun"}},
-    {**OTHERS, "command": "bun", "args": [], "mcp": {"transport": "http", "env": {}}},
+    {**OTHER_KEYS, "mcp": SERVER_KEYS},
+    {**OTHER_KEYS, "transport": "http", "mcp": {"command": "bun"}},
+    {**OTHER_KEYS, "command": "bun", "args": [], "mcp": {"transport": "http", "env": {}}},
     {**SEEDS_FORM, "transport": "stdio", "command": "npx", "args": []},
     {**SEEDS_FORM, "protocol_version": "2026-07-28"},
-    {**OTHERS, "mcp": {**NESTED, "transport": "stdio"}},
+    {**OTHER_KEYS, "mcp": {**SERVER_KEYS, "transport": "stdio"}},
     {**SEEDS_FORM, "mcp": {}},
     {**SEEDS_FORM, "mcp": {"cwd": "/"}, "of_tomorrow": [1], "$schema": 5},
     {**SEEDS_FORM, "name": "n" * 64, "version": "1" * 100, "displayName": "", "description": "x" * 10_000},
@@ -43,9 +43,15 @@ GOOD: list[dict[str, Any]] = [
     {**SEEDS_FORM, "start_timeout": 0.001, "timeout": 86_400, "tool_timeouts": {"a/b.c": 1, "": 2}},
     {**SEEDS_FORM, "enabled": False, "restart": "never", "unresponsive": "restart", "max_concurrency": 1024},
     {**SEEDS_FORM, "max_concurrency": 4.0},
+    {**SEEDS_FORM, "node": {}},
+    {**SEEDS_FORM, "node": {"labels": ["gpu", "eu-west.1_a", "n" * 64], "state": "shared", "of_tomorrow": 1}},
+    {
+        **SEEDS_FORM,
+        "node": {"state": "none", "files": ["server.py", "lib/**/*.py", ".env", "..data/x", "a..", "[ab]?"]},
+    },
     REMOTE,
-    {**OTHERS, "mcp": {key: REMOTE[key] for key in ("transport", "url", "headers")}},
-    {**OTHERS, "transport": "http", "url": "http://localhost", "mcp": {"headers": {}}},
+    {**OTHER_KEYS, "mcp": {key: REMOTE[key] for key in ("transport", "url", "headers")}},
+    {**OTHER_KEYS, "transport": "http", "url": "http://localhost", "mcp": {"headers": {}}},
     *(
         {**REMOTE, "url": url}
         for url in (
@@ -66,7 +72,7 @@ GOOD: list[dict[str, Any]] = [
         }.items()
     ),
 ]
-BAD: list[dict[str, Any]] = [
+INVALID_MANIFESTS: list[dict[str, Any]] = [
     *(
         {**SEEDS_FORM, **change}
         for change, _ in WRONG
@@ -75,16 +81,16 @@ BAD: list[dict[str, Any]] = [
     *({**REMOTE, **change} for change, _ in WRONG_REMOTE),
     *({**REMOTE, "mcp": {key: REMOTE[key]}} for key in ("url", "headers")),
     *(
-        {key: value for key, value in SEEDS_FORM.items() if key != missing}
-        for missing in OTHERS | NESTED
-        if missing not in ("args", "env")
+        {key: value for key, value in SEEDS_FORM.items() if key != missing_key}
+        for missing_key in OTHER_KEYS | SERVER_KEYS
+        if missing_key not in ("args", "env")
     ),
-    *({**SEEDS_FORM, "mcp": {key: value}} for key, value in NESTED.items()),
-    {**OTHERS, "mcp": {**NESTED, "args": [5]}},
-    {**OTHERS, "mcp": {**NESTED, "env": {"GUILD_HALL_X": ""}}},
-    {**OTHERS, "mcp": {**NESTED, "transport": "sse"}},
-    {**OTHERS, "mcp": {**NESTED, "command": ""}},
-    {**OTHERS, "mcp": None},
+    *({**SEEDS_FORM, "mcp": {key: value}} for key, value in SERVER_KEYS.items()),
+    {**OTHER_KEYS, "mcp": {**SERVER_KEYS, "args": [5]}},
+    {**OTHER_KEYS, "mcp": {**SERVER_KEYS, "env": {"GUILD_HALL_X": ""}}},
+    {**OTHER_KEYS, "mcp": {**SERVER_KEYS, "transport": "sse"}},
+    {**OTHER_KEYS, "mcp": {**SERVER_KEYS, "command": ""}},
+    {**OTHER_KEYS, "mcp": None},
     {**SEEDS_FORM, "tool_timeouts": {"a\0": 1}},
     {**SEEDS_FORM, "tool_timeouts": {"a" * 1001: 1}},
     {**SEEDS_FORM, "args": ["x" * 100_001]},
@@ -112,47 +118,51 @@ def schema_accepts(values: dict[str, Any]) -> bool:
     return True
 
 
-def test_the_published_schema_is_made_of_the_declaration() -> None:
-    published = (ROOT / "docs" / "guild-member.schema.json").read_text()
-    assert published == schema.text(), "python -m mcp_runtime.members.manifest.schema > docs/guild-member.schema.json"
+def test_the_published_schema_is_generated_from_the_declaration() -> None:
+    published_text = (ROOT / "docs" / "guild-member.schema.json").read_text()
+    assert published_text == schema.text(), (
+        "python -m mcp_runtime.members.manifest.schema > docs/guild-member.schema.json"
+    )
 
 
-def test_the_schema_is_a_schema() -> None:
+def test_the_schema_is_a_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
 
 
-@pytest.mark.parametrize("values", GOOD, ids=range(len(GOOD)))
-def test_both_accept_what_is_good(values: dict[str, Any]) -> None:
+@pytest.mark.parametrize("values", VALID_MANIFESTS, ids=range(len(VALID_MANIFESTS)))
+def test_parser_and_schema_accept_valid_manifests(values: dict[str, Any]) -> None:
     assert (parser_accepts(values), schema_accepts(values)) == (True, True)
 
 
-@pytest.mark.parametrize("values", BAD, ids=[json.dumps(values)[-60:] for values in BAD])
-def test_both_refuse_what_is_bad(values: dict[str, Any]) -> None:
+@pytest.mark.parametrize("values", INVALID_MANIFESTS, ids=[json.dumps(values)[-60:] for values in INVALID_MANIFESTS])
+def test_parser_and_schema_refuse_invalid_manifests(values: dict[str, Any]) -> None:
     assert (parser_accepts(values), schema_accepts(values)) == (False, False)
 
 
 @pytest.mark.parametrize(
     "path",
-    [ROOT / "guild-members" / name / "guild-member.json" for name in ("example", "notes")],  # others may be there
+    [
+        ROOT / "guild-members" / name / "guild-member.json" for name in ("example", "notes")
+    ],  # the folder may contain others
     ids=lambda p: p.parent.name,
 )
-def test_shipped_manifests_are_good_and_name_the_schema(path: Path) -> None:
+def test_shipped_manifests_are_valid_and_name_the_schema(path: Path) -> None:
     values = json.loads(path.read_text())
-    found, warnings = parser.parse(values)
+    manifest, warnings = parser.parse(values)
     assert schema_accepts(values)
-    assert (found.name, warnings) == (path.parent.name, [])
+    assert (manifest.name, warnings) == (path.parent.name, [])
     assert (path.parent / values["$schema"]).resolve() == ROOT / "docs" / "guild-member.schema.json"
-    assert files.command_fault(found, path.parent) == ""
+    assert files.command_fault(manifest, path.parent) == ""
 
 
 # The guide --------------------------------------------------------------------------------------------------------
 
 
 def test_the_guide_explains_every_key() -> None:
-    explained = re.findall(r"^\| `([\w$]+)` \| (yes)?(?:, or `url`)? ?\|", GUIDE, re.MULTILINE)
-    assert {key for key, _ in explained} == declaration.KEYS
-    assert {key for key, required in explained if required} == {"name", "version", "transport", "command"}
+    keys = re.findall(r"^\| `([\w$]+)` \| (yes)?(?:, or `url`)? ?\|", GUIDE, re.MULTILINE)
+    assert {key for key, _ in keys} == declaration.KEYS
+    assert {key for key, required in keys if required} == {"name", "version", "transport", "command"}
 
 
 def test_the_guide_names_every_key_whose_change_restarts_a_member() -> None:
@@ -161,27 +171,29 @@ def test_the_guide_names_every_key_whose_change_restarts_a_member() -> None:
     assert {*re.findall(r"`(\w+)`", sentence), "name"} == set(declaration.PROCESS_KEYS)
 
 
-def test_the_guides_complete_example_is_what_new_member_makes() -> None:
+def test_the_complete_example_of_the_guide_is_the_template() -> None:
     for name in ("guild-member.json", "server.py"):
-        made = (TEMPLATE / name).read_text().replace("MEMBER_NAME", "greeter")
-        assert f"\n{made}```\n" in GUIDE
+        content = (TEMPLATE / name).read_text().replace("MEMBER_NAME", "greeter")
+        assert f"\n{content}```\n" in GUIDE
 
 
-def test_every_manifest_in_the_guide_is_good() -> None:
+def test_every_manifest_in_the_guide_is_valid() -> None:
     manifests = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)]
     assert len(manifests) == 5
     assert all(parser_accepts(values) and schema_accepts(values) for values in manifests)
 
 
-def test_the_guide_tells_the_halls_real_numbers() -> None:
-    least = Manifest(name="x", version="1", command="x")
+def test_the_numbers_in_the_guide_are_the_real_ones() -> None:
+    minimal_manifest = Manifest(name="x", version="1", command="x")
     budget, longest = start_limits.START_BUDGET, start_limits.LONGEST_START_BUDGET
     assert f"| {budget:g}, at most {longest:g} | `start_timeout`, for both together |" in GUIDE
     assert f"| the handshake, from then on | {client.INITIALIZE_TIMEOUT:g} |" in GUIDE
-    words = re.findall(r"`([a-z ]+)`", next(line for line in GUIDE.splitlines() if "fetches the server" in line))
-    assert {tuple(command.split()) for command in words} <= set(declaration.FETCHING_COMMANDS)
+    fetching_commands = re.findall(
+        r"`([a-z ]+)`", next(line for line in GUIDE.splitlines() if "fetches the server" in line)
+    )
+    assert {tuple(command.split()) for command in fetching_commands} <= set(declaration.FETCHING_COMMANDS)
     assert f"has {start_limits.FETCHING_START_BUDGET:g} s" in GUIDE
-    assert f"| {least.timeout:g} | `timeout`, `tool_timeouts` |" in GUIDE
+    assert f"| {minimal_manifest.timeout:g} | `timeout`, `tool_timeouts` |" in GUIDE
     assert f"| from SIGTERM to SIGKILL | {process.STOP_TIMEOUT:g} |" in GUIDE
     delays = [
         f"{restarts.restart_delay(failures).total_seconds():g}" for failures in range(1, restarts.QUICK_TRIES + 1)
@@ -196,7 +208,7 @@ def test_the_guide_tells_the_halls_real_numbers() -> None:
     assert f"({mcp.HANDSHAKE_VERSIONS[0]} to {mcp.HANDSHAKE_VERSIONS[-1]}" in GUIDE
 
 
-def test_the_guide_names_every_variable_that_is_passed_on() -> None:
+def test_the_guide_names_every_inherited_variable() -> None:
     paragraph = GUIDE[GUIDE.index("**Its environment.**") : GUIDE.index("# The manifest")]
-    named = set(re.findall(r"`([A-Z_]+)`", paragraph))
-    assert named == process.INHERITED | {process.TAG_VARIABLE}
+    names = set(re.findall(r"`([A-Z_]+)`", paragraph))
+    assert names == process.INHERITED | {process.TAG_VARIABLE}

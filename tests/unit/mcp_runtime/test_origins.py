@@ -1,4 +1,4 @@
-"""Which hosts are the hall's, and which pages may ask it."""
+"""Which hosts belong to the hall, and which pages may send requests to it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ HOSTS = ["127.0.0.1", "hall.example"]
 
 
 def fault(**headers: str) -> str:
-    named = {"host": "127.0.0.1:8100", **{name.replace("_", "-"): value for name, value in headers.items()}}
+    all_headers = {"host": "127.0.0.1:8100", **{name.replace("_", "-"): value for name, value in headers.items()}}
     origins = Origins(HOSTS, ["http://trusted.example"])
-    return origins.fault(named["host"], named.get("origin"), named.get("sec-fetch-site"))
+    return origins.fault(all_headers["host"], all_headers.get("origin"), all_headers.get("sec-fetch-site"))
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ def fault(**headers: str) -> str:
         {"sec_fetch_site": "same-origin"},
     ],
 )
-def test_programs_and_the_halls_own_pages_may_ask(headers: dict[str, str]) -> None:
+def test_programs_and_the_halls_own_pages_are_allowed(headers: dict[str, str]) -> None:
     assert fault(**headers) == ""
 
 
 @pytest.mark.parametrize(
-    ("headers", "said"),
+    ("headers", "message"),
     [
         ({"host": "evil.example"}, "Host 'evil.example' is not one of the hall's"),
         ({"host": ""}, "Host '' is not one of the hall's"),
@@ -46,5 +46,5 @@ def test_programs_and_the_halls_own_pages_may_ask(headers: dict[str, str]) -> No
         ({"sec_fetch_site": "cross-site"}, "A page of another site"),
     ],
 )
-def test_pages_from_elsewhere_may_not(headers: dict[str, str], said: str) -> None:
-    assert said in fault(**headers)
+def test_other_hosts_and_pages_are_refused(headers: dict[str, str], message: str) -> None:
+    assert message in fault(**headers)

@@ -1,4 +1,4 @@
-"""What members write, from real processes: however much it is, it costs little and is read by one thread."""
+"""The output of members, from real processes. Any amount costs little, and one thread reads it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support import machine
 for _name in ("quiet", *(f"flood-{number}" for number in range(5))):
     logging.getLogger(f"guildhall.member.{_name}").setLevel(logging.WARNING)  # floods are not for test reports
 
-FOREVER = "import time; time.sleep(600)"
+SLEEP = "import time; time.sleep(600)"
 FLOODS = {
     "long lines": "import os\nwhile True: os.write(1, (b'x' * 3999 + b'\\n') * 16)",
     "empty lines": "import os\nwhile True: os.write(1, b'\\n' * 65536)",
@@ -29,12 +29,12 @@ FLOODS = {
     "ordinary lines": "while True: print('12:00:00 INFO 127.0.0.1 - POST /mcp HTTP/1.1 200', flush=True)",
     "noise": "import os\nwhile True: os.write(1, os.urandom(65536))",
 }
-# As a whole; what it costs is measured at 2 to 5 % of a core.
-SHARE_OF_A_CORE = 0.1
+# For all floods together. Measurements gave 2 to 5 % of a core.
+MAX_SHARE_OF_A_CORE = 0.1
 
 
-class Yard:
-    """Where a test's members run."""
+class Spawner:
+    """Starts the members of one test, in its folder and with its hall id."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,47 +51,45 @@ class Yard:
 
 
 @pytest.fixture
-def yard(tmp_path: Path) -> Iterator[Yard]:
-    yard = Yard(tmp_path)
-    yield yard
-    kill_tagged(yard.hall)
+def spawner(tmp_path: Path) -> Iterator[Spawner]:
+    spawner = Spawner(tmp_path)
+    yield spawner
+    kill_tagged(spawner.hall)
 
 
 # Threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_many_members_take_no_more_threads_than_one(yard: Yard) -> None:
-    first = yard.run("quiet", FOREVER)
-    before = threading.active_count()
-    members = [yard.run("quiet", FOREVER) for _ in range(20)]
-    assert threading.active_count() == before
-    for member in (first, *members):
+def test_many_members_need_no_more_threads_than_one(spawner: Spawner) -> None:
+    first_member = spawner.run("quiet", SLEEP)
+    count_before = threading.active_count()
+    members = [spawner.run("quiet", SLEEP) for _ in range(20)]
+    assert threading.active_count() == count_before
+    for member in (first_member, *members):
         member.kill()
-    assert threading.active_count() <= before + 8
+    assert threading.active_count() <= count_before + 8
 
 
-def test_exits_that_wait_for_the_database_keep_nobody_from_learning_of_others(yard: Yard) -> None:
+def test_an_exit_is_noticed_while_other_exits_wait_for_the_database(spawner: Spawner) -> None:
     database_is_back = threading.Event()
-    told: list[MemberProcess] = []
+    ended_members: list[MemberProcess] = []
 
     def wait(member: MemberProcess) -> None:
         database_is_back.wait(20)
-        told.append(member)
+        ended_members.append(member)
 
-    members = [yard.run("quiet", "print('why')", wait) for _ in range(20)]
+    members = [spawner.run("quiet", "print('why')", wait) for _ in range(20)]
     try:
         for member in members:
             assert member.exited.wait(10)
             assert (member.exit_code, member.tail()) == (0, "why")
     finally:
         database_is_back.set()
-    eventually(lambda: len(told) == 20)
+    eventually(lambda: len(ended_members) == 20)
 
 
 @pytest.mark.parametrize("reason", ["no such call", "not allowed"])
-def test_an_exit_is_noticed_where_the_system_gives_no_descriptor_of_a_process(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
+def test_an_exit_is_noticed_without_pidfd_open(spawner: Spawner, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     def refuse(pid: int) -> int:
         raise PermissionError
 
@@ -99,32 +97,32 @@ def test_an_exit_is_noticed_where_the_system_gives_no_descriptor_of_a_process(
         monkeypatch.delattr(os, "pidfd_open")
     else:
         monkeypatch.setattr(os, "pidfd_open", refuse)
-    told: list[MemberProcess] = []
-    member = yard.run("quiet", "import sys; sys.stdin.read(); raise SystemExit(3)", told.append)
+    ended_members: list[MemberProcess] = []
+    member = spawner.run("quiet", "import sys; sys.stdin.read(); raise SystemExit(3)", ended_members.append)
     assert member.exited.wait(10)
     assert member.exit_code == 3
-    eventually(lambda: told == [member])
+    eventually(lambda: ended_members == [member])
 
 
-def test_a_console_that_takes_no_more_delays_no_exit(yard: Yard) -> None:
-    """A terminal after Ctrl-S, or a pipe that nobody reads."""
-    goes_on = threading.Event()
+def test_a_blocked_console_delays_no_exit(spawner: Spawner) -> None:
+    """For example a terminal after Ctrl-S, or an unread pipe."""
+    may_continue = threading.Event()
 
-    class Stuck(logging.Handler):
+    class BlockedHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            goes_on.wait(20)
+            may_continue.wait(20)
 
-    console, stuck = logging.getLogger("guildhall.member.stuck"), Stuck()
-    console.addHandler(stuck)
+    console, handler = logging.getLogger("guildhall.member.stuck"), BlockedHandler()
+    console.addHandler(handler)
     console.setLevel(logging.INFO)
     try:
-        yard.run("stuck", f"print('to the console', flush=True); {FOREVER}")
-        member = yard.run("quiet", "raise SystemExit(3)")
+        spawner.run("stuck", f"print('to the console', flush=True); {SLEEP}")
+        member = spawner.run("quiet", "raise SystemExit(3)")
         assert member.exited.wait(5)
         assert member.exit_code == 3
     finally:
-        goes_on.set()
-        console.removeHandler(stuck)
+        may_continue.set()
+        console.removeHandler(handler)
 
 
 # Floods -----------------------------------------------------------------------------------------------------------
@@ -132,59 +130,59 @@ def test_a_console_that_takes_no_more_delays_no_exit(yard: Yard) -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("flood", FLOODS)
-def test_five_floods_together_cost_little(yard: Yard, flood: str) -> None:
+def test_five_floods_together_use_little_cpu(spawner: Spawner, flood: str) -> None:
     machine.take_alone()
     for number in range(5):
-        yard.run(f"flood-{number}", FLOODS[flood])
+        spawner.run(f"flood-{number}", FLOODS[flood])
     for number in range(5):
-        eventually((yard.folder / f"flood-{number}.log").exists)
+        eventually((spawner.folder / f"flood-{number}.log").exists)
     slowness = machine.slowness()
-    cpu, began = time.process_time(), time.monotonic()
+    cpu_before, started_at = time.process_time(), time.monotonic()
     time.sleep(2)
-    share = (time.process_time() - cpu) / (time.monotonic() - began)
-    assert share < SHARE_OF_A_CORE * max(slowness, machine.slowness())
+    share = (time.process_time() - cpu_before) / (time.monotonic() - started_at)
+    assert share < MAX_SHARE_OF_A_CORE * max(slowness, machine.slowness())
 
 
 @pytest.mark.alone
-def test_one_that_writes_little_is_read_soon_while_others_flood(yard: Yard) -> None:
+def test_the_output_of_a_quiet_member_is_read_soon_while_others_flood(spawner: Spawner) -> None:
     machine.take_alone()
     for number in range(5):
-        yard.run(f"flood-{number}", FLOODS["ordinary lines"])
-    quiet = yard.run(
+        spawner.run(f"flood-{number}", FLOODS["ordinary lines"])
+    quiet_member = spawner.run(
         "quiet", "import sys, time\nfor n in range(1000): print(time.monotonic(), flush=True); time.sleep(0.1)"
     )
     delays = []
     for _ in range(10):
-        last = quiet.last_line()
-        eventually(lambda last=last: quiet.last_line() != last)  # type: ignore[misc]
-        delays.append(time.monotonic() - float(quiet.last_line()))
+        last_line = quiet_member.last_line()
+        eventually(lambda last_line=last_line: quiet_member.last_line() != last_line)  # type: ignore[misc]
+        delays.append(time.monotonic() - float(quiet_member.last_line()))
     assert sorted(delays)[5] < 1
 
 
-def test_the_last_words_after_a_flood_are_not_held_back(yard: Yard) -> None:
+def test_the_last_line_after_a_flood_is_in_the_tail(spawner: Spawner) -> None:
     for number in range(5):
-        yard.run(f"flood-{number}", FLOODS["empty lines"])
+        spawner.run(f"flood-{number}", FLOODS["empty lines"])
     code = "for _ in range(60): print('x' * 6000)\nprint('the reason'); raise SystemExit(1)"
-    member = yard.run("quiet", code)
+    member = spawner.run("quiet", code)
     assert member.exited.wait(20)
     assert member.tail().splitlines()[-1] == "the reason"
 
 
-def test_what_floods_waits_in_its_own_write(yard: Yard) -> None:
+def test_a_flooding_member_is_slowed_down(spawner: Spawner) -> None:
     count = "n += os.write(1, b'x' * 4095 + b'\\n'); open('written', 'w').write(str(n))"
     code = f"import os\nn = 0\nwhile True: {count}"
-    yard.run("flood-0", code)
-    written = yard.folder / "written"
-    eventually(lambda: written.exists() and written.read_text())
-    began = time.monotonic()
+    spawner.run("flood-0", code)
+    count_file = spawner.folder / "written"
+    eventually(lambda: count_file.exists() and count_file.read_text())
+    started_at = time.monotonic()
     time.sleep(2)
-    assert int(written.read_text() or 0) < 2_000_000 * (time.monotonic() - began)
+    assert int(count_file.read_text() or 0) < 2_000_000 * (time.monotonic() - started_at)
 
 
-# Its file ---------------------------------------------------------------------------------------------------------
+# The log file -----------------------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_costs_lines_of_the_log_and_is_said_once(
+def test_a_full_disk_loses_log_lines_with_one_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "logs" / "quiet.log"
@@ -193,8 +191,8 @@ def test_a_full_disk_costs_lines_of_the_log_and_is_said_once(
     for number in range(3):
         log.write([f"line {number}"])
     assert log.tail().splitlines() == ["line 0", "line 1", "line 2"]
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [
         "the log of member 'quiet' cannot be written (No space left on device); its lines are lost until it can"
     ]
     assert "Traceback" not in capsys.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from mcp_runtime.members import ports
 from tests.conftest import eventually
 
-LISTEN = """
+LISTEN_PROGRAM = """
 import socket, sys, time
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
 server = socket.create_server((sys.argv[1], 0), family=family)
@@ -23,8 +23,8 @@ print(server.getsockname()[1], flush=True)
 time.sleep(600)
 """
 
-# Address and port. Prints the port, as LISTEN does.
-LISTEN_SHARED = """
+# Needs an address and a port. Prints the port, as LISTEN_PROGRAM does.
+SHARED_LISTEN_PROGRAM = """
 import socket, subprocess, sys, time
 server = socket.socket()
 server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -40,7 +40,7 @@ time.sleep(600)
 
 
 @contextlib.contextmanager
-def bound(address: str, port: int = 0, *, listening: bool = True) -> Iterator[int]:
+def bind_port(address: str, port: int = 0, *, listening: bool = True) -> Iterator[int]:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as server:
         server.bind((address, port))
@@ -52,16 +52,16 @@ def bound(address: str, port: int = 0, *, listening: bool = True) -> Iterator[in
 @contextlib.contextmanager
 def listener(address: str, *, as_grandchild: bool = False) -> Iterator[tuple[int, int]]:
     """Pid and port of a process that listens on `address`, or whose child does."""
-    argv = [sys.executable, "-c", LISTEN, address]
+    argv = [sys.executable, "-c", LISTEN_PROGRAM, address]
     if as_grandchild:
         argv = ["sh", "-c", '"$@"; true', "sh", *argv]
-    with running(argv) as found:
-        yield found
+    with run_process(argv) as pid_and_port:
+        yield pid_and_port
 
 
 @contextlib.contextmanager
-def running(argv: list[str]) -> Iterator[tuple[int, int]]:
-    """Pid of a process, and the port that it, or who shares its output, prints first."""
+def run_process(argv: list[str]) -> Iterator[tuple[int, int]]:
+    """Pid of a process, and the port that the process or its child prints first."""
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     try:
@@ -72,12 +72,12 @@ def running(argv: list[str]) -> Iterator[tuple[int, int]]:
         process.stdout.close()
 
 
-def refused(process: psutil.Process, kind: str) -> Any:
-    """In the place of psutil's look into the tables."""
+def deny_access(process: psutil.Process, kind: str) -> Any:
+    """Replaces the method with which psutil reads the tables."""
     raise psutil.AccessDenied(process.pid)
 
 
-# Which to try -----------------------------------------------------------------------------------------------------
+# Candidates -------------------------------------------------------------------------------------------------------
 
 
 def test_ports_are_tried_in_sequence() -> None:
@@ -89,7 +89,7 @@ def test_the_preferred_port_comes_first_and_once() -> None:
 
 
 @pytest.mark.parametrize("preferred", [None, 19999, 20004, 0])
-def test_a_preference_outside_the_range_is_none(preferred: int | None) -> None:
+def test_a_preferred_port_outside_the_range_is_ignored(preferred: int | None) -> None:
     assert list(ports.candidates(20000, 20003, preferred)) == [20000, 20001, 20002, 20003]
 
 
@@ -97,32 +97,32 @@ def test_a_range_of_one_port_is_one_port() -> None:
     assert list(ports.candidates(20000, 20000, 20000)) == [20000]
 
 
-# Is it free -------------------------------------------------------------------------------------------------------
+# Free ports -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
 @pytest.mark.parametrize("listening", [True, False])
-def test_a_port_that_somebody_has_bound_is_not_free(address: str, listening: bool) -> None:
-    with bound(address, listening=listening) as port:
+def test_a_bound_port_is_not_free(address: str, listening: bool) -> None:
+    with bind_port(address, listening=listening) as port:
         assert not ports.is_free(port)
     assert ports.is_free(port)
 
 
-def test_asking_takes_nothing() -> None:
-    with bound("127.0.0.1") as port:
+def test_is_free_does_not_bind_the_port() -> None:
+    with bind_port("127.0.0.1") as port:
         pass
     assert ports.is_free(port)
     assert ports.is_free(port)
-    with bound("127.0.0.1", port):
+    with bind_port("127.0.0.1", port):
         pass
 
 
-def test_connections_that_linger_after_a_server_are_no_reason_to_pass_its_port_over() -> None:
+def test_a_port_with_connections_in_time_wait_is_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:
-            accepted, _ = server.accept()
-            accepted.close()  # the server's side first: so TIME_WAIT stays with its port
+            connection, _ = server.accept()
+            connection.close()  # the server closes first, so that TIME_WAIT stays with its port
             assert client.recv(1) == b""
     assert ports.is_free(port)
 
@@ -143,38 +143,38 @@ def test_a_machine_without_ipv6_has_free_ports(monkeypatch: pytest.MonkeyPatch) 
                 raise OSError(97, "Address family not supported by protocol")
             super().__init__(family, *args)
 
-    with bound("127.0.0.1") as port:
+    with bind_port("127.0.0.1") as port:
         pass
     monkeypatch.setattr(ports.socket, "socket", OnlyIPv4)
     assert ports.is_free(port)
 
 
-# Who listens ------------------------------------------------------------------------------------------------------
+# Listening processes ----------------------------------------------------------------------------------------------
 
 
-def test_a_port_answers_while_somebody_accepts_connections() -> None:
-    with bound("127.0.0.1", listening=False) as port:
+def test_a_port_answers_only_while_a_process_listens() -> None:
+    with bind_port("127.0.0.1", listening=False) as port:
         assert not ports.answers(port)
-    with bound("127.0.0.1") as port:
+    with bind_port("127.0.0.1") as port:
         assert ports.answers(port)
     assert not ports.answers(port)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
-def test_it_is_seen_where_a_process_listens(address: str) -> None:
+def test_the_address_of_a_listening_process_is_found(address: str) -> None:
     with listener(address) as (pid, port):
         assert ports.listening_addresses(pid, port) == {address}
 
 
-def test_every_address_of_a_port_is_seen() -> None:
+def test_every_address_of_a_port_is_found() -> None:
     with (
-        socket.create_server(("127.0.0.1", 0)) as one,
-        socket.create_server(("::1", one.getsockname()[1]), family=socket.AF_INET6),
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(("::1", server.getsockname()[1]), family=socket.AF_INET6),
     ):
-        assert ports.listening_addresses(os.getpid(), one.getsockname()[1]) == {"127.0.0.1", "::1"}
+        assert ports.listening_addresses(os.getpid(), server.getsockname()[1]) == {"127.0.0.1", "::1"}
 
 
-def test_where_the_kernel_tells_nothing_of_sockets_the_tables_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_netlink_the_tables_of_psutil_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "NETLINK_SOCK_DIAG", 31)  # no such family
     with listener("127.0.0.1") as (pid, port):
         assert ports.listening_addresses(pid, port) == {"127.0.0.1"}
@@ -183,58 +183,61 @@ def test_where_the_kernel_tells_nothing_of_sockets_the_tables_do(monkeypatch: py
 @pytest.mark.parametrize(
     ("module", "name", "value"),
     [
-        pytest.param(socket, "IPPROTO_TCP", 199, id="a kernel without tcp_diag, as of a protocol it does not know"),
-        pytest.param(ports, "DUMP", (99, 0x301), id="a kernel that does not know the question"),
+        pytest.param(socket, "IPPROTO_TCP", 199, id="a kernel without tcp_diag"),
+        pytest.param(ports, "DUMP", (99, 0x301), id="a kernel that does not know the request"),
     ],
 )
-def test_a_kernel_that_answers_with_an_error_does_not_say_that_nobody_listens(
+def test_after_a_kernel_error_the_tables_of_psutil_are_used(
     monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str, value: object
 ) -> None:
     with listener("127.0.0.1") as (pid, port), monkeypatch.context() as patch:
         patch.setattr(module, name, value)
         assert ports.listening_addresses(pid, port) == {"127.0.0.1"}
-        patch.setattr(psutil.Process, "net_connections", refused)  # it is they that told
+        patch.setattr(psutil.Process, "net_connections", deny_access)  # the addresses came from psutil
         assert ports.listening_addresses(pid, port) == set()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of one port")
-def test_a_kernel_without_ipv6_still_tells_of_the_other_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    with bound("127.0.0.1") as port, monkeypatch.context() as patch:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports a single port")
+def test_a_kernel_without_ipv6_still_reports_other_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bind_port("127.0.0.1") as port, monkeypatch.context() as patch:
         patch.setattr(socket, "AF_INET6", 77)  # no such family
-        patch.setattr(psutil.Process, "net_connections", refused)
+        patch.setattr(psutil.Process, "net_connections", deny_access)
         assert ports.listening_addresses(os.getpid(), port) == {"127.0.0.1"}
 
 
-def test_a_child_that_listens_counts_for_its_parent() -> None:
+def test_a_listening_child_counts_for_its_parent() -> None:
     with listener("127.0.0.1", as_grandchild=True) as (pid, port):
         assert ports.listening_addresses(pid, port) == {"127.0.0.1"}
 
 
-@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="the system lets no two listen on one port")
+@pytest.mark.skipif(not hasattr(socket, "SO_REUSEPORT"), reason="two processes cannot listen on one port here")
 @pytest.mark.parametrize("kernel_tells", [True, False])
-def test_a_child_that_listens_for_everybody_is_not_hidden_by_its_parent_on_the_loopback(
+def test_the_public_address_of_a_child_is_found_beside_its_parents_loopback(
     kernel_tells: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kernel_tells:
         monkeypatch.setattr(ports, "NETLINK_SOCK_DIAG", 31)  # no such family
-    with running([sys.executable, "-c", LISTEN_SHARED, "127.0.0.1", "0", LISTEN_SHARED]) as (pid, port):
+    with run_process([sys.executable, "-c", SHARED_LISTEN_PROGRAM, "127.0.0.1", "0", SHARED_LISTEN_PROGRAM]) as (
+        pid,
+        port,
+    ):
         assert ports.listening_addresses(pid, port) == {"127.0.0.1", "0.0.0.0"}
 
 
 def test_another_port_and_another_process_do_not_count() -> None:
-    with listener("127.0.0.1") as (one, its_port), listener("127.0.0.1") as (other, others_port):
-        assert ports.listening_addresses(one, others_port) == set()
-        assert ports.listening_addresses(other, its_port) == set()
+    with listener("127.0.0.1") as (first_pid, first_port), listener("127.0.0.1") as (second_pid, second_port):
+        assert ports.listening_addresses(first_pid, second_port) == set()
+        assert ports.listening_addresses(second_pid, first_port) == set()
 
 
-def test_a_process_that_is_gone_listens_nowhere() -> None:
+def test_a_process_that_ended_listens_nowhere() -> None:
     with listener("127.0.0.1") as (pid, port):
         pass
     assert eventually(lambda: ports.listening_addresses(pid, port) == set())
 
 
 def test_a_connection_is_not_a_listener() -> None:
-    with bound("127.0.0.1") as port, socket.create_connection(("127.0.0.1", port)) as client:
+    with bind_port("127.0.0.1") as port, socket.create_connection(("127.0.0.1", port)) as client:
         assert ports.listening_addresses(os.getpid(), client.getsockname()[1]) == set()
 
 
@@ -252,5 +255,5 @@ def test_a_connection_is_not_a_listener() -> None:
         ("fe80::1", False),
     ],
 )
-def test_loopback_is_what_nobody_else_can_reach(address: str, is_loopback: bool) -> None:
+def test_loopback_addresses_are_recognized(address: str, is_loopback: bool) -> None:
     assert ports.is_loopback(address) is is_loopback

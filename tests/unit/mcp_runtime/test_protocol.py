@@ -35,45 +35,45 @@ STREAM = (
 EVENTS = [b"one", b"two", b"three\n\xe2\x98\x83\n four", b"five\nsix"]
 
 
-def test_events_are_their_data_whatever_ends_their_lines() -> None:
+def test_all_kinds_of_line_ends_are_accepted_in_events() -> None:
     assert events_of(STREAM) == EVENTS
 
 
-def test_a_stream_split_anywhere_tells_the_same() -> None:
+def test_a_stream_split_at_any_position_gives_the_same_events() -> None:
     for position in range(len(STREAM) + 1):
         assert events_of(STREAM[:position], STREAM[position:]) == EVENTS
 
 
-def test_a_stream_that_comes_byte_by_byte_tells_the_same() -> None:
+def test_a_stream_read_byte_by_byte_gives_the_same_events() -> None:
     assert events_of(*(STREAM[index : index + 1] for index in range(len(STREAM)))) == EVENTS
 
 
-def test_an_event_is_told_as_soon_as_its_blank_line_is_there() -> None:
+def test_an_event_is_given_as_soon_as_its_blank_line_was_read() -> None:
     stream = EventStream()
     assert list(stream.feed(b"data: 1\n")) == []
     assert list(stream.feed(b"\n")) == [b"1"]
-    assert list(stream.feed(b"data: 2\r\n\r")) == [b"2"]  # its LF is still to come, and adds nothing
+    assert list(stream.feed(b"data: 2\r\n\r")) == [b"2"]  # its LF comes later and adds nothing
     assert list(stream.feed(b"\ndata: 3\n\n")) == [b"3"]
 
 
-def test_a_read_that_brings_nothing_changes_nothing() -> None:
+def test_an_empty_read_changes_nothing() -> None:
     assert events_of(b"data: 1\r", b"", b"\ndata: 2\r\n", b"", b"\r\n") == [b"1\n2"]
 
 
-def test_an_event_that_never_ends_is_never_passed_on() -> None:
+def test_an_incomplete_event_is_not_given() -> None:
     assert events_of(b"data: 1\n", b"data: 2\n") == []
 
 
-def test_a_byte_order_mark_counts_at_the_beginning_alone() -> None:
+def test_a_byte_order_mark_is_removed_only_at_the_beginning() -> None:
     assert events_of(b"\xef", b"\xbb", b"\xbfdata: 1\n\n\xef\xbb\xbfdata: 2\n\n") == [b"1"]
 
 
-def test_a_line_that_comes_byte_by_byte_costs_no_more_the_longer_it_gets() -> None:
+def test_the_cost_of_a_line_grows_linearly() -> None:
     stream = EventStream()
-    began = time.process_time()
+    started_at = time.process_time()
     for _ in range(500_000):
         list(stream.feed(b"x"))
-    assert time.process_time() - began < 5  # squared, it would be minutes
+    assert time.process_time() - started_at < 5  # with quadratic cost it would take minutes
 
 
 lines = st.lists(st.sampled_from(["data: a", "data:b", "data", ": c", "event: d", "x", "data: é:  "]), max_size=6)
@@ -82,7 +82,7 @@ blocks = st.lists(st.tuples(lines, st.sampled_from(["\n", "\r\n", "\r"])), max_s
 
 @fixed_budget
 @given(blocks, st.lists(st.integers(0, 400), max_size=12))
-def test_neither_line_ends_nor_splits_matter(blocks: list[tuple[list[str], str]], cuts: list[int]) -> None:
+def test_events_do_not_depend_on_line_ends_or_splits(blocks: list[tuple[list[str], str]], cuts: list[int]) -> None:
     expected = []
     for block, _ in blocks:
         data = [line[5:].removeprefix(" ") for line in block if line.startswith("data:") or line == "data"]
@@ -95,15 +95,15 @@ def test_neither_line_ends_nor_splits_matter(blocks: list[tuple[list[str], str]]
 
 @fixed_budget
 @given(st.lists(st.binary(max_size=40)))
-def test_any_bytes_are_taken(chunks: list[bytes]) -> None:
+def test_any_bytes_are_accepted(chunks: list[bytes]) -> None:
     assert events_of(*chunks) == events_of(b"".join(chunks))
 
 
-# What a result says ---------------------------------------------------------------------------------------------------
+# The text of a result -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("result", "said"),
+    ("result", "expected"),
     [
         ({}, ""),
         ({"content": []}, ""),
@@ -115,20 +115,20 @@ def test_any_bytes_are_taken(chunks: list[bytes]) -> None:
         ({"content": [{"type": "dance"}, {}, "x", None, {"type": ["text"]}]}, "\n".join(["[something unknown]"] * 5)),
     ],
 )
-def test_what_a_result_says_to_people(result: dict[str, object], said: str) -> None:
-    assert text_of(result) == said
+def test_text_of_joins_the_parts_of_a_result(result: dict[str, object], expected: str) -> None:
+    assert text_of(result) == expected
 
 
-def test_the_version_asked_for_is_the_seeds_and_one_that_is_spoken() -> None:
+def test_the_preferred_version_is_supported() -> None:
     assert mcp.PREFERRED_VERSION == "2025-06-18"
     assert mcp.PREFERRED_VERSION in mcp.HANDSHAKE_VERSIONS
 
 
-# The modern way ---------------------------------------------------------------------------------------------------
+# The modern version -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("value", "carried"),
+    ("value", "header"),
     [
         ("us-west1", "us-west1"),
         ("us west 1", "us west 1"),
@@ -145,70 +145,76 @@ def test_the_version_asked_for_is_the_seeds_and_one_that_is_spoken() -> None:
         ("\x7f", "=?base64?fw==?="),
     ],
 )
-def test_a_header_carries_any_value(value: str | int | bool, carried: str) -> None:
-    assert mcp.header_value(value) == carried
+def test_a_header_value_encodes_any_argument(value: str | int | bool, header: str) -> None:
+    assert mcp.header_value(value) == header
 
 
 @fixed_budget
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_a_header_never_carries_more_than_one_line_of_ascii_and_can_be_read_back(value: str) -> None:
-    carried = mcp.header_value(value)
-    assert carried == carried.strip()
-    assert all(" " <= char <= "~" for char in carried)
-    if carried.startswith("=?base64?") and carried.endswith("?="):
-        assert base64.b64decode(carried[9:-2]).decode() == value
+def test_a_header_value_is_one_line_of_ascii_that_can_be_decoded(value: str) -> None:
+    header = mcp.header_value(value)
+    assert header == header.strip()
+    assert all(" " <= char <= "~" for char in header)
+    if header.startswith("=?base64?") and header.endswith("?="):
+        assert base64.b64decode(header[9:-2]).decode() == value
     else:
-        assert carried == value
+        assert header == value
 
 
-def annotated(name: object, **more: object) -> dict[str, object]:
+def annotated_property(name: object, **more: object) -> dict[str, object]:
     return {"type": "string", "x-mcp-header": name, **more}
 
 
-def test_headers_are_found_wherever_properties_lead() -> None:
-    deep = {"type": "object", "properties": {"b": annotated("B", type="boolean"), "x-mcp-header": {"type": "string"}}}
-    schema = {"properties": {"a": annotated("A"), "deep": deep}, "default": {"x-mcp-header": "no annotation"}}
+def test_header_annotations_are_found_in_nested_properties() -> None:
+    nested_schema = {
+        "type": "object",
+        "properties": {"b": annotated_property("B", type="boolean"), "x-mcp-header": {"type": "string"}},
+    }
+    schema = {
+        "properties": {"a": annotated_property("A"), "deep": nested_schema},
+        "default": {"x-mcp-header": "no annotation"},
+    }
     headers = mcp.parameter_headers(schema)
     assert headers == {("a",): "Mcp-Param-A", ("deep", "b"): "Mcp-Param-B"}
     assert mcp.parameter_values(headers, {"a": "x", "deep": {"b": True}}) == {
         "Mcp-Param-A": "x",
         "Mcp-Param-B": "true",
     }
-    for nothing in ({}, {"a": None, "deep": None}, {"a": ["x"], "deep": "x"}, {"deep": {"b": None}}):
-        assert mcp.parameter_values(headers, nothing) == {}
+    for arguments in ({}, {"a": None, "deep": None}, {"a": ["x"], "deep": "x"}, {"deep": {"b": None}}):
+        assert mcp.parameter_values(headers, arguments) == {}
 
 
 @pytest.mark.parametrize(
     "schema",
     [
-        {"properties": {"a": annotated("")}},
-        {"properties": {"a": annotated("My Region")}},
-        {"properties": {"a": annotated("Region:Primary")}},
-        {"properties": {"a": annotated("R\u00e9gion")}},
-        {"properties": {"a": annotated("Region\t1")}},
-        {"properties": {"a": annotated(7)}},
-        {"properties": {"a": annotated("A", type="number")}},
-        {"properties": {"a": annotated("A", type="object")}},
-        {"properties": {"a": annotated("A", type=["string", "null"])}},
-        {"properties": {"a": annotated("A"), "b": annotated("a")}},
-        {"properties": {"a": {"type": "array", "items": annotated("A")}}},
-        {"properties": {"a": {"anyOf": [annotated("A")]}}},
-        {"$defs": {"a": annotated("A")}, "properties": {"a": {"$ref": "#/$defs/a"}}},
-        {"anyOf": [{"properties": {"a": annotated("A")}}]},
-        annotated("A"),
+        {"properties": {"a": annotated_property("")}},
+        {"properties": {"a": annotated_property("My Region")}},
+        {"properties": {"a": annotated_property("Region:Primary")}},
+        {"properties": {"a": annotated_property("R\u00e9gion")}},
+        {"properties": {"a": annotated_property("Region\t1")}},
+        {"properties": {"a": annotated_property(7)}},
+        {"properties": {"a": annotated_property("A", type="number")}},
+        {"properties": {"a": annotated_property("A", type="object")}},
+        {"properties": {"a": annotated_property("A", type=["string", "null"])}},
+        {"properties": {"a": annotated_property("A"), "b": annotated_property("a")}},
+        {"properties": {"a": {"type": "array", "items": annotated_property("A")}}},
+        {"properties": {"a": {"anyOf": [annotated_property("A")]}}},
+        {"$defs": {"a": annotated_property("A")}, "properties": {"a": {"$ref": "#/$defs/a"}}},
+        {"anyOf": [{"properties": {"a": annotated_property("A")}}]},
+        annotated_property("A"),
     ],
 )
-def test_an_annotation_that_is_not_allowed_is_refused_with_the_reason(schema: dict[str, object]) -> None:
+def test_an_invalid_header_annotation_is_refused(schema: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="x-mcp-header"):
         mcp.parameter_headers(schema)
 
 
-def test_thousands_of_annotations_are_refused_without_being_compared_with_each_other() -> None:
-    schema = {"properties": {f"p{number}": annotated(f"H{number}") for number in range(16_000)}}
-    began = time.thread_time()
+def test_too_many_header_annotations_are_refused_quickly() -> None:
+    schema = {"properties": {f"p{number}": annotated_property(f"H{number}") for number in range(16_000)}}
+    started_at = time.thread_time()
     with pytest.raises(ValueError, match="more than 100 times"):
         mcp.parameter_headers(schema)
-    assert time.thread_time() - began < 1
+    assert time.thread_time() - started_at < 1
 
 
 @pytest.mark.parametrize(
@@ -223,7 +229,7 @@ def test_a_tool_is_named_after_its_member(member: str, tool: str, name: str) -> 
     assert mcp.qualified_name(member, tool) == name
 
 
-PAIRS = [
+SIMILAR_NAMES = [
     ("a", "b__c"),
     ("a__b", "c"),
     ("a", "_x"),
@@ -233,21 +239,21 @@ PAIRS = [
     ("one", "ü"),
     ("one", "ö"),
 ]
-LONG = [("m" * 64, "t" * 255), ("m" * 64, "t" * 254), ("m", "t" * 70), ("m", "t" * 71)]
+LONG_NAMES = [("m" * 64, "t" * 255), ("m" * 64, "t" * 254), ("m", "t" * 70), ("m", "t" * 71)]
 
 
-def test_no_two_tools_are_named_alike_and_no_name_is_too_long_or_holds_what_names_may_not() -> None:
-    names = [mcp.qualified_name(member, tool) for member, tool in PAIRS + LONG]
+def test_qualified_names_are_unique_and_valid() -> None:
+    names = [mcp.qualified_name(member, tool) for member, tool in SIMILAR_NAMES + LONG_NAMES]
     assert len(set(names)) == len(names)
     assert all(re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) for name in names)
 
 
-def offered(**parts: Any) -> dict[str, Any]:
+def offered_tool(**parts: Any) -> dict[str, Any]:
     return mcp.offered_definition({"name": "echo", "inputSchema": {"type": "object"}, **parts}, "one__echo")
 
 
 @pytest.mark.parametrize(
-    "slip",
+    "change",
     [
         {"description": 5},
         {"title": {}},
@@ -267,32 +273,34 @@ def offered(**parts: Any) -> dict[str, Any]:
         {"inputSchema": {"type": "nonsense"}},
     ],
 )
-def test_a_slip_in_one_definition_does_not_cost_the_client_the_list(slip: dict[str, Any]) -> None:
+def test_a_definition_with_an_error_is_offered_in_a_valid_form(change: dict[str, Any]) -> None:
     from mcp.types import ListToolsResult
 
-    listed = offered(**{"x-ours": ["kept", "ü"], "annotations": {"title": "Echo", "readOnlyHint": True}, **slip})
-    assert ListToolsResult.model_validate({"tools": [listed]}).tools[0].name == "one__echo"
-    assert listed["x-ours"] == ["kept", "ü"]
+    definition = offered_tool(
+        **{"x-ours": ["kept", "ü"], "annotations": {"title": "Echo", "readOnlyHint": True}, **change}
+    )
+    assert ListToolsResult.model_validate({"tools": [definition]}).tools[0].name == "one__echo"
+    assert definition["x-ours"] == ["kept", "ü"]
 
 
-def test_an_annotation_that_is_not_valid_does_not_cost_the_tool_the_others() -> None:
-    hints = {"title": "Echo", "readOnlyHint": True, "openWorldHint": False, "priority": 0.5, "vendor/x": {"a": 1}}
-    slips = {"destructiveHint": "no", "idempotentHint": 1}
-    assert offered(annotations={**hints, **slips})["annotations"] == hints
-    assert "title" not in offered(annotations={**hints, "title": 5})["annotations"]
-    assert offered(annotations={"readOnlyHint": "yes"})["annotations"] == {}
+def test_an_invalid_annotation_of_a_tool_is_left_out() -> None:
+    valid_hints = {"title": "Echo", "readOnlyHint": True, "openWorldHint": False, "priority": 0.5, "vendor/x": {"a": 1}}
+    invalid_hints = {"destructiveHint": "no", "idempotentHint": 1}
+    assert offered_tool(annotations={**valid_hints, **invalid_hints})["annotations"] == valid_hints
+    assert "title" not in offered_tool(annotations={**valid_hints, "title": 5})["annotations"]
+    assert offered_tool(annotations={"readOnlyHint": "yes"})["annotations"] == {}
 
 
-def test_an_icon_that_is_not_valid_does_not_cost_the_tool_the_others() -> None:
-    good = [{"src": "x"}, {"src": "y", "sizes": ["any"], "theme": "dark", "mimeType": "image/png", "x": 1}]
-    bad = [5, {}, {"src": "z", "sizes": "any"}, {"src": "z", "mimeType": 5}]
-    assert offered(icons=[*bad, *good])["icons"] == good
+def test_an_invalid_icon_of_a_tool_is_left_out() -> None:
+    valid_icons = [{"src": "x"}, {"src": "y", "sizes": ["any"], "theme": "dark", "mimeType": "image/png", "x": 1}]
+    invalid_icons = [5, {}, {"src": "z", "sizes": "any"}, {"src": "z", "mimeType": 5}]
+    assert offered_tool(icons=[*invalid_icons, *valid_icons])["icons"] == valid_icons
 
 
-# What a stream says of itself -------------------------------------------------------------------------------------
+# The state of a stream --------------------------------------------------------------------------------------------
 
 
-def test_a_stream_says_where_to_go_on_and_when() -> None:
+def test_a_stream_has_the_last_event_id_and_the_retry_time() -> None:
     stream = EventStream()
     assert list(stream.feed(b"id: event-1\nretry: 500\ndata:\n\n")) == []
     assert (stream.last_event_id, stream.retry_ms) == ("event-1", 500)
@@ -304,7 +312,7 @@ def test_a_stream_says_where_to_go_on_and_when() -> None:
     assert stream.last_event_id == ""
 
 
-def test_what_an_event_holds_is_counted_as_it_comes() -> None:
+def test_the_bytes_of_an_incomplete_event_are_counted() -> None:
     stream = EventStream()
     assert list(stream.feed(b"data:\n" * 1000 + b"data: ab")) == []
     assert stream.buffered_bytes == 1000 + len(b"data: ab")

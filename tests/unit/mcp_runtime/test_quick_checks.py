@@ -1,4 +1,4 @@
-"""What the quick checks say yes to, the library says yes to as well."""
+"""Everything that the quick checks accept is also accepted by the library."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fits(draft: Any, schema: Any, value: Any) -> bool:
         return check is not None and check(value)
 
 
-def is_sound(draft: Any, schema: Any) -> bool:
+def passes_quick_check(draft: Any, schema: Any) -> bool:
     with Work(10):
         return quick_checks.is_sound_schema(schema, draft.VALIDATORS)
 
@@ -53,7 +53,7 @@ references = st.sampled_from(["#", "#/$defs/a", "#/properties/a", "#/gone", "#/e
 
 
 def schemas_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """With a few that are wrong, or that the quick checks do not know."""
+    """Includes a few keywords that are wrong or unknown to the quick checks."""
     keyword = st.one_of(
         st.tuples(st.just("type"), kinds | st.lists(kinds, max_size=2) | values),
         st.tuples(st.sampled_from(limits), numbers | st.booleans()),
@@ -79,7 +79,7 @@ schemas = st.recursive(st.booleans() | st.just({}), schemas_of, max_leaves=12)
 @settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(DRAFTS), schemas.filter(lambda schema: isinstance(schema, dict)), values)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_value_that_fits_at_a_glance_fits(draft: Any, schema: Any, value: Any) -> None:
+def test_a_value_that_passes_the_quick_check_is_valid(draft: Any, schema: Any, value: Any) -> None:
     try:
         errors = list(draft(schema, registry=Registry()).iter_errors(value))
     except Exception:  # noqa: BLE001 - a schema may break the library anyhow
@@ -89,8 +89,8 @@ def test_a_value_that_fits_at_a_glance_fits(draft: Any, schema: Any, value: Any)
 
 @settings(max_examples=800, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(DRAFTS), schemas)
-def test_a_schema_that_is_sound_at_a_glance_is_sound(draft: Any, schema: Any) -> None:
-    if is_sound(draft, schema):
+def test_a_schema_that_passes_the_quick_check_is_valid(draft: Any, schema: Any) -> None:
+    if passes_quick_check(draft, schema):
         assert list(draft(draft.META_SCHEMA).iter_errors(schema)) == []
 
 
@@ -126,13 +126,13 @@ MODEL = {
     ],
 )
 @pytest.mark.parametrize("draft", DRAFTS[2:])
-def test_what_ordinary_schemas_say_is_told_at_a_glance(draft: Any, value: Any, is_valid: bool) -> None:
+def test_the_quick_check_decides_for_ordinary_schemas(draft: Any, value: Any, is_valid: bool) -> None:
     assert fits(draft, MODEL, value) is is_valid is draft(MODEL).is_valid(value)
-    assert is_sound(validator_for(MODEL), MODEL)
+    assert passes_quick_check(validator_for(MODEL), MODEL)
 
 
-def test_references_that_multiply_are_not_followed_without_end() -> None:
-    doubled = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(10)}
-    schema = {"$ref": "#/$defs/d0", "$defs": {**doubled, "d10": {}}}
+def test_multiplying_references_are_not_followed_endlessly() -> None:
+    definitions = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(10)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**definitions, "d10": {}}}
     assert fits(jsonschema.Draft202012Validator, schema, 1) is False
     assert fits(jsonschema.Draft202012Validator, {"allOf": [{"$ref": "#"}]}, 1) is False

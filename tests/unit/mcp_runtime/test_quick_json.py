@@ -1,4 +1,4 @@
-"""JSON of any size: as the standard library has it, and in a part of the time."""
+"""JSON of any size gives the same results as with the standard library, in a part of the time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ scalars = st.none() | st.booleans() | numbers | text
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(text, inner), max_leaves=20)
 
 
-def read(reader: Callable[[bytes], Any], body: bytes) -> Any:
-    """What it returns, or the error in words."""
+def value_or_error(reader: Callable[[bytes], Any], body: bytes) -> Any:
+    """The result of the reader, or the text of its error."""
     try:
         return reader(body)
     except ProtocolError as error:
@@ -33,12 +33,12 @@ def read(reader: Callable[[bytes], Any], body: bytes) -> Any:
 
 @fixed_budget
 @given(values, st.booleans())
-def test_what_is_read_is_what_the_standard_library_reads(value: Any, escaped: bool) -> None:
+def test_decoding_agrees_with_the_standard_library(value: Any, escaped: bool) -> None:
     body = json.dumps(value, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
-    assert read(quick_json.decode, body) == read(jsonrpc.decode, body)
+    assert value_or_error(quick_json.decode, body) == value_or_error(jsonrpc.decode, body)
 
 
-BROKEN = [
+INVALID_JSON = [
     b"",
     b"{",
     b"NaN",
@@ -50,51 +50,51 @@ BROKEN = [
     b'"\xff"',
     '"\u20ac"'.encode("utf-16"),
 ]
-DEEP = [b"[" * 200 + b"]" * 200, b"[" * 100_000]
-MENDED = [b"\xef\xbb\xbf{}", b'{"a":1,"a":2}', b'"\\ud83d"', b'{"\\u0000":1}']
+DEEP_JSON = [b"[" * 200 + b"]" * 200, b"[" * 100_000]
+REPAIRED_JSON = [b"\xef\xbb\xbf{}", b'{"a":1,"a":2}', b'"\\ud83d"', b'{"\\u0000":1}']
 
 
-@pytest.mark.parametrize("body", [*BROKEN, *DEEP, *MENDED])
-def test_what_is_refused_or_mended_is_what_the_standard_library_refuses_or_mends(body: bytes) -> None:
-    assert read(quick_json.decode, body) == read(jsonrpc.decode, body)
+@pytest.mark.parametrize("body", [*INVALID_JSON, *DEEP_JSON, *REPAIRED_JSON])
+def test_refusals_and_repairs_agree_with_the_standard_library(body: bytes) -> None:
+    assert value_or_error(quick_json.decode, body) == value_or_error(jsonrpc.decode, body)
 
 
 @fixed_budget
 @given(values)
-def test_what_is_written_says_the_same_as_what_the_standard_library_writes(value: Any) -> None:
+def test_encoding_agrees_with_the_standard_library(value: Any) -> None:
     assert json.loads(quick_json.encode(value)) == json.loads(jsonrpc.encode(value))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {"a": [None, -math.inf]}, ("x", [{"y": math.nan}])])
-def test_what_json_does_not_know_is_not_written_as_something_else(value: Any) -> None:
+def test_values_outside_json_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
         quick_json.encode(value)
 
 
-def test_a_large_message_is_written_in_a_part_of_the_time_for_which_the_standard_library_stops_all_threads() -> None:
+def test_a_large_message_is_encoded_much_faster_than_by_the_standard_library() -> None:
     message = {f"key{number}": "value" for number in range(20_000)}
 
-    def seconds(write: Callable[[Any], object]) -> float:
-        began = time.thread_time()
+    def measure(write: Callable[[Any], object]) -> float:
+        started_at = time.thread_time()
         write(message)
-        return time.thread_time() - began
+        return time.thread_time() - started_at
 
-    # In turns: a machine that slows down slows both.
-    rounds = [(seconds(quick_json.encode), seconds(jsonrpc.encode)) for _ in range(20)]
-    quick, plain = (min(times) for times in zip(*rounds, strict=True))
-    assert quick < plain / 3
+    # The two alternate, so that a machine that slows down slows both.
+    rounds = [(measure(quick_json.encode), measure(jsonrpc.encode)) for _ in range(20)]
+    quick_seconds, standard_seconds = (min(times) for times in zip(*rounds, strict=True))
+    assert quick_seconds < standard_seconds / 3
 
 
 @pytest.mark.parametrize("value", [{"a": "\x00"}, {"\ud800": 1}, ["\udfff"]])
-def test_what_a_database_does_not_take_is_not_storable(value: Any) -> None:
+def test_text_that_a_database_refuses_is_not_storable(value: Any) -> None:
     assert not quick_json.is_storable(value)
 
 
 @pytest.mark.parametrize("value", [{"a": ["\U0001f600", 1.5, None]}, {"a": "\\u0000"}])
-def test_what_a_database_takes_is_storable(value: Any) -> None:
+def test_text_that_a_database_accepts_is_storable(value: Any) -> None:
     assert quick_json.is_storable(value)
 
 
-def test_what_is_plainly_storable_is_not_built_again_to_compare_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonrpc, "storable", lambda *_: pytest.fail("built"))
+def test_ordinary_values_are_checked_without_building_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonrpc, "storable", lambda *_: pytest.fail("the value was built again"))
     assert quick_json.is_storable({f"key{number}": "hunter2" for number in range(100)})

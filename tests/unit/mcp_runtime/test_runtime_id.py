@@ -23,112 +23,116 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
-def test_it_is_read_back_from_its_text(child: subprocess.Popen[bytes]) -> None:
-    for one in (RuntimeId.own(), RuntimeId.of(child.pid)):
-        assert RuntimeId.parse(str(one)) == one
+def test_a_runtime_id_is_parsed_from_its_text(child: subprocess.Popen[bytes]) -> None:
+    for identity in (RuntimeId.own(), RuntimeId.of(child.pid)):
+        assert RuntimeId.parse(str(identity)) == identity
     assert RuntimeId.own().pid == os.getpid()
 
 
 @pytest.mark.parametrize("text", ["", "1.2.3", "1.2.3.4.5", "a.1.2.3", "7c1d3b1e-88d4-4c4f-9d7e-000000000000"])
-def test_another_text_is_nobody(text: str) -> None:
+def test_an_invalid_text_is_no_runtime_id(text: str) -> None:
     assert RuntimeId.parse(text) is None
 
 
-def test_a_process_is_dead_when_it_ended_reaped_or_not(child: subprocess.Popen[bytes]) -> None:
-    one = RuntimeId.of(child.pid)
-    assert not one.is_dead
+def test_a_process_is_dead_before_and_after_it_is_reaped(child: subprocess.Popen[bytes]) -> None:
+    identity = RuntimeId.of(child.pid)
+    assert not identity.is_dead
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert one.is_dead  # a zombie
+    assert identity.is_dead  # a zombie
     child.wait()
-    assert one.is_dead
+    assert identity.is_dead
 
 
-def test_another_process_that_got_its_pid_does_not_make_it_live(child: subprocess.Popen[bytes]) -> None:
-    one = RuntimeId.of(child.pid)
-    assert dataclasses.replace(one, started=one.started - 1).is_dead
+def test_a_process_whose_pid_was_reused_is_dead(child: subprocess.Popen[bytes]) -> None:
+    identity = RuntimeId.of(child.pid)
+    assert dataclasses.replace(identity, started=identity.started - 1).is_dead
 
 
 @pytest.mark.parametrize("change", [{"boot": "another"}, {"namespace": "1"}])
-def test_of_another_boot_or_pid_namespace_nothing_is_proved(
+def test_a_process_of_another_boot_or_pid_namespace_is_not_dead(
     child: subprocess.Popen[bytes], change: dict[str, str]
 ) -> None:
-    gone = dataclasses.replace(RuntimeId.of(child.pid), started=1, **change)
-    assert gone.is_elsewhere
-    assert not gone.is_dead
+    other_identity = dataclasses.replace(RuntimeId.of(child.pid), started=1, **change)
+    assert other_identity.is_elsewhere
+    assert not other_identity.is_dead
 
 
-def test_names_of_programs_do_not_confuse_it(tmp_path: Path) -> None:
-    odd = tmp_path / "a) Z 1 (b"
-    shutil.copy(shutil.which("sleep") or "", odd)
-    process = subprocess.Popen([odd, "600"])
+def test_unusual_names_of_programs_are_parsed(tmp_path: Path) -> None:
+    program = tmp_path / "a) Z 1 (b"
+    shutil.copy(shutil.which("sleep") or "", program)
+    process = subprocess.Popen([program, "600"])
     try:
-        one = RuntimeId.of(process.pid)
-        assert not one.is_dead
-        assert one.started >= RuntimeId.own().started
+        identity = RuntimeId.of(process.pid)
+        assert not identity.is_dead
+        assert identity.started >= RuntimeId.own().started
     finally:
         process.kill()
         process.wait()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-@pytest.mark.parametrize("read", [FileNotFoundError, PermissionError], ids=["hidepid=2", "hidepid=1"])
-@pytest.mark.parametrize("asked", [None, PermissionError])
-def test_of_a_process_that_proc_hides_nothing_is_proved(
-    monkeypatch: pytest.MonkeyPatch, read: type[OSError], asked: type[OSError] | None
+@pytest.mark.parametrize(
+    "read_error", [FileNotFoundError, PermissionError], ids=["hidden process", "unreadable process"]
+)
+@pytest.mark.parametrize("kill_error", [None, PermissionError])
+def test_a_process_that_proc_hides_is_not_dead(
+    monkeypatch: pytest.MonkeyPatch, read_error: type[OSError], kill_error: type[OSError] | None
 ) -> None:
-    hidden = dataclasses.replace(RuntimeId.own(), pid=4711)
-    answer_with(monkeypatch, read, asked)
-    assert not hidden.is_dead
+    hidden_identity = dataclasses.replace(RuntimeId.own(), pid=4711)
+    replace_system_calls(monkeypatch, read_error, kill_error)
+    assert not hidden_identity.is_dead
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-@pytest.mark.parametrize("asked", [ProcessLookupError, OverflowError])
-def test_a_process_that_neither_proc_nor_the_kernel_knows_is_dead(
-    monkeypatch: pytest.MonkeyPatch, asked: type[Exception]
+@pytest.mark.parametrize("kill_error", [ProcessLookupError, OverflowError])
+def test_a_process_unknown_to_proc_and_kernel_is_dead(
+    monkeypatch: pytest.MonkeyPatch, kill_error: type[Exception]
 ) -> None:
-    gone = dataclasses.replace(RuntimeId.own(), pid=4711)
-    answer_with(monkeypatch, FileNotFoundError, asked)
-    assert gone.is_dead
+    dead_identity = dataclasses.replace(RuntimeId.own(), pid=4711)
+    replace_system_calls(monkeypatch, FileNotFoundError, kill_error)
+    assert dead_identity.is_dead
 
 
-def test_a_number_that_no_process_can_have_is_dead() -> None:
+def test_an_impossible_pid_is_dead() -> None:
     assert dataclasses.replace(RuntimeId.own(), pid=10**30).is_dead
 
 
-def answer_with(monkeypatch: pytest.MonkeyPatch, read: type[OSError], asked: type[Exception] | None) -> None:
-    """What reading /proc raises, and what asking the kernel for the process does."""
+def replace_system_calls(
+    monkeypatch: pytest.MonkeyPatch, read_error: type[OSError], kill_error: type[Exception] | None
+) -> None:
+    """Replace reading /proc and `kill` by functions that raise these errors."""
 
     def read_bytes(path: Path) -> bytes:
-        raise read
+        raise read_error
 
     def kill(pid: int, number: int) -> None:
         assert (pid, number) == (4711, 0)
-        if asked:
-            raise asked
+        if kill_error:
+            raise kill_error
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     monkeypatch.setattr(os, "kill", kill)
 
 
-def test_elsewhere_than_on_linux_it_is_told_by_what_psutil_says(
+def test_psutil_identifies_processes_outside_linux(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_id.sys, "platform", "darwin")
-    one = RuntimeId.of(child.pid)
-    assert one.started == int(psutil.Process(child.pid).create_time() * 1000)
-    assert not one.is_dead
+    identity = RuntimeId.of(child.pid)
+    assert identity.started == int(psutil.Process(child.pid).create_time() * 1000)
+    assert not identity.is_dead
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert one.is_dead
+    assert identity.is_dead
 
 
-def test_a_machine_that_does_not_number_its_boots_is_known_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object) -> str:
+def test_the_host_name_replaces_a_missing_boot_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_not_found(*_: object) -> str:
         raise FileNotFoundError
 
-    monkeypatch.setattr(Path, "read_text", absent)
-    monkeypatch.setattr(os, "readlink", absent)
+    monkeypatch.setattr(Path, "read_text", raise_not_found)
+    monkeypatch.setattr(os, "readlink", raise_not_found)
     assert runtime_id.own_namespace.__wrapped__() == ""
     boots = []
     for name in ("here", "there", "here"):

@@ -1,4 +1,4 @@
-"""Long work leaves the interpreter to others; short work does not wait for it."""
+"""Long work leaves the interpreter to other threads, and short work does not wait."""
 
 from __future__ import annotations
 
@@ -14,78 +14,78 @@ from mcp_runtime.schemas import schema_work
 from mcp_runtime.schemas.schema_work import TooMuchWorkError, Work, paced
 
 
-def work_of(seconds: float, owner: Any = None) -> float:
-    """Works so many seconds of CPU, looking at the clock now and then; how long it took."""
-    began, until = time.monotonic(), time.thread_time() + seconds
+def work_for(seconds: float, owner: Any = None) -> float:
+    """Work for these seconds of CPU time and look at the clock now and then. Return the elapsed time."""
+    started_at, ends_at = time.monotonic(), time.thread_time() + seconds
     with paced(owner), Work(10) as work:
-        while time.thread_time() < until:
+        while time.thread_time() < ends_at:
             work.look()
-    return time.monotonic() - began
+    return time.monotonic() - started_at
 
 
-def side_by_side(*works: Callable[[], float]) -> list[float]:
+def run_concurrently(*works: Callable[[], float]) -> list[float]:
     with ThreadPoolExecutor(len(works)) as threads:
-        return [under_way.result() for under_way in [threads.submit(work) for work in works]]
+        return [future.result() for future in [threads.submit(work) for work in works]]
 
 
-def test_work_that_takes_long_sleeps_most_of_the_time() -> None:
-    # SHARE says a quarter. A machine that stands still for a moment counts as CPU time, the last step is not paid for.
+def test_long_work_sleeps_most_of_the_time() -> None:
+    # SHARE is a quarter. A short halt of the machine counts as CPU time, and no sleep follows the last step.
     seconds = schema_work.QUICK_SECONDS + 0.1
-    assert work_of(seconds) > 2 * seconds
+    assert work_for(seconds) > 2 * seconds
 
 
-def test_ten_long_works_together_take_no_more_than_one() -> None:
-    began = time.monotonic()
-    side_by_side(*[lambda: work_of(schema_work.QUICK_SECONDS + 0.03)] * 10)
-    assert time.monotonic() - began > 0.2 / schema_work.SHARE  # each for itself would be done after 0.03 / SHARE
+def test_ten_pieces_of_long_work_share_the_time_of_one() -> None:
+    started_at = time.monotonic()
+    run_concurrently(*[lambda: work_for(schema_work.QUICK_SECONDS + 0.03)] * 10)
+    assert time.monotonic() - started_at > 0.2 / schema_work.SHARE  # independent work would end after 0.03 / SHARE
 
 
-def test_a_step_waits_while_others_compute_and_not_for_ever() -> None:
+def test_a_step_waits_a_limited_time_for_other_threads() -> None:
     token = schema_work.others_compute.set(lambda: True)
     try:
-        took = work_of(schema_work.QUICK_SECONDS + 3 * schema_work.STEP_SECONDS)
+        elapsed = work_for(schema_work.QUICK_SECONDS + 3 * schema_work.STEP_SECONDS)
     finally:
         schema_work.others_compute.reset(token)
-    assert 3 * schema_work.YIELD_SECONDS < took < schema_work.PATIENCE_SECONDS
+    assert 3 * schema_work.YIELD_SECONDS < elapsed < schema_work.PATIENCE_SECONDS
 
 
-def test_work_that_is_done_in_a_calm_moment_is_done_in_a_busy_one_too() -> None:
+def test_work_is_finished_while_other_threads_compute() -> None:
     token = schema_work.others_compute.set(lambda: True)
     try:
-        took = work_of(0.3)
+        elapsed = work_for(0.3)
     finally:
         schema_work.others_compute.reset(token)
-    assert schema_work.MAX_YIELDED_SECONDS < took < schema_work.PATIENCE_SECONDS
+    assert schema_work.MAX_YIELDED_SECONDS < elapsed < schema_work.PATIENCE_SECONDS
 
 
 def test_short_work_never_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_work.time, "sleep", lambda _: pytest.fail("slept"))
-    work_of(schema_work.QUICK_SECONDS / 2)
+    monkeypatch.setattr(schema_work.time, "sleep", lambda _: pytest.fail("short work slept"))
+    work_for(schema_work.QUICK_SECONDS / 2)
 
 
-def test_long_work_of_one_owner_waits_little_for_ten_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins with their first pause, has as much to do, and is done before any of them."""
+def test_long_work_of_one_owner_finishes_before_ten_pieces_of_another_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It begins at their first pause with the same amount of work, and ends before any of them."""
     monkeypatch.setattr(schema_work, "PATIENCE_SECONDS", 60.0)
     seconds = schema_work.QUICK_SECONDS + 0.03
-    all_step_aside = threading.Barrier(11, timeout=30)
+    barrier = threading.Barrier(11, timeout=30)
 
     def hostile() -> None:
-        schema_work.about_to_wait.set(all_step_aside.wait)
-        work_of(seconds, "hostile")
+        schema_work.about_to_wait.set(barrier.wait)
+        work_for(seconds, "hostile")
 
     threads = [threading.Thread(target=hostile) for _ in range(10)]
     for thread in threads:
         thread.start()
     try:
-        all_step_aside.wait()
-        work_of(seconds, "honest")
+        barrier.wait()
+        work_for(seconds, "honest")
         assert all(thread.is_alive() for thread in threads)
     finally:
         for thread in threads:
             thread.join()
 
 
-def test_a_users_many_tokens_share_what_one_user_has() -> None:
+def test_the_tokens_of_a_user_share_the_time_of_one_user() -> None:
     owners = {(1, token) for token in range(24)} | {(2, 7), ("member", 1), ("member", 2)}
     shares = {owner: schema_work.share_of(owner, owners) for owner in owners}
     assert shares[2, 7] == shares["member", 1] == pytest.approx(schema_work.SHARE / 4)
@@ -93,37 +93,37 @@ def test_a_users_many_tokens_share_what_one_user_has() -> None:
     assert sum(shares.values()) == pytest.approx(schema_work.SHARE)
 
 
-def test_what_belongs_together_is_one_piece_of_work() -> None:
-    """A list of many schemas, each of which is checked soon."""
-    began = time.monotonic()
+def test_a_group_of_short_work_counts_as_one_piece_of_work() -> None:
+    """For example a list of many schemas, each of which is checked quickly."""
+    started_at = time.monotonic()
     with paced("a"):
         for _ in range(10):
-            work_of(schema_work.QUICK_SECONDS / 2)
-    assert time.monotonic() - began > schema_work.QUICK_SECONDS * 4 * 0.9 / schema_work.SHARE
+            work_for(schema_work.QUICK_SECONDS / 2)
+    assert time.monotonic() - started_at > schema_work.QUICK_SECONDS * 4 * 0.9 / schema_work.SHARE
 
 
-def test_nobody_waits_longer_than_their_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_that_exceeds_the_patience_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_work, "PATIENCE_SECONDS", 0.2)
-    began = time.monotonic()
+    started_at = time.monotonic()
     with pytest.raises(TooMuchWorkError):
-        work_of(5)
-    assert time.monotonic() - began < 5  # all of it would take 20
+        work_for(5)
+    assert time.monotonic() - started_at < 5  # all of the work would take 20 s
 
 
-def test_who_serves_others_is_told_once_that_work_steps_aside() -> None:
-    told: list[None] = []
-    token = schema_work.about_to_wait.set(lambda: told.append(None))
+def test_about_to_wait_is_called_once_before_work_waits() -> None:
+    notifications: list[None] = []
+    token = schema_work.about_to_wait.set(lambda: notifications.append(None))
     try:
-        work_of(schema_work.QUICK_SECONDS / 2)
-        assert told == []
-        work_of(schema_work.QUICK_SECONDS + 0.01)
-        assert told == [None]
+        work_for(schema_work.QUICK_SECONDS / 2)
+        assert notifications == []
+        work_for(schema_work.QUICK_SECONDS + 0.01)
+        assert notifications == [None]
     finally:
         schema_work.about_to_wait.reset(token)
 
 
-def test_a_panic_of_the_librarys_rust_is_a_recursion_that_went_too_deep() -> None:
-    """It is no Exception, so whoever catches those would die of it."""
-    panic = type("PanicException", (BaseException,), {})
+def test_a_panic_of_the_rust_library_becomes_a_recursion_error() -> None:
+    """The panic is not an Exception, so code that catches exceptions would not catch it."""
+    panic_exception = type("PanicException", (BaseException,), {})
     with pytest.raises(RecursionError), Work(1):
-        raise panic("__eq__ failed!")
+        raise panic_exception("__eq__ failed!")

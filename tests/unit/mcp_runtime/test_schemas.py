@@ -18,7 +18,7 @@ PASSWORD = {"type": "string", "format": "password"}
 
 
 def validation_error(schema: dict[str, Any], arguments: dict[str, Any]) -> tuple[str, str]:
-    """Place and reason of the error, or two empty strings."""
+    """Path and reason of the error, or two empty strings."""
     try:
         validation.validate(schema, arguments)
     except ArgumentsError as error:
@@ -30,18 +30,18 @@ def fits(schema: dict[str, Any], arguments: dict[str, Any]) -> bool:
     return validation_error(schema, arguments) == ("", "")
 
 
-def takes_under(seconds: float, act: Callable[[], object]) -> object:
+def run_within(seconds: float, function: Callable[[], object]) -> object:
     slowness, started_at = machine.slowness(), time.thread_time()
-    result = act()
-    took = time.thread_time() - started_at
-    assert took < seconds * max(slowness, machine.slowness())
+    result = function()
+    elapsed = time.thread_time() - started_at
+    assert elapsed < seconds * max(slowness, machine.slowness())
     return result
 
 
 # Validation -------------------------------------------------------------------------------------------------------
 
 
-def test_arguments_that_fit_pass() -> None:
+def test_valid_arguments_are_accepted() -> None:
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
     assert fits(schema, {"text": "x", "more": 1})
 
@@ -61,25 +61,25 @@ def test_arguments_that_fit_pass() -> None:
         ({"properties": {"e": {"enum": ["a", "b"]}}}, {"e": "c"}, "e", "'c' is not one of ['a', 'b']"),
     ],
 )
-def test_a_validation_error_comes_with_its_place_and_reason(
+def test_a_validation_error_has_its_path_and_reason(
     schema: dict[str, Any], arguments: dict[str, Any], path: str, reason: str
 ) -> None:
     assert validation_error(schema, arguments) == (path, reason)
 
 
-def test_a_reason_is_never_long() -> None:
+def test_a_reason_is_short() -> None:
     assert len(validation_error({"properties": {"n": {"type": "integer"}}}, {"n": "x" * 10_000})[1]) <= 500
 
 
-def test_the_draft_that_the_schema_names_decides() -> None:
-    tuple_before_2020 = {"properties": {"pair": {"items": [{"type": "string"}, {"type": "integer"}]}}}
+def test_the_schema_decides_which_draft_applies() -> None:
+    old_tuple_schema = {"properties": {"pair": {"items": [{"type": "string"}, {"type": "integer"}]}}}
     assert validation_error(
-        {"$schema": "http://json-schema.org/draft-07/schema#", **tuple_before_2020}, {"pair": ["a", "b"]}
+        {"$schema": "http://json-schema.org/draft-07/schema#", **old_tuple_schema}, {"pair": ["a", "b"]}
     )[0]
-    assert validation.check_schema(tuple_before_2020).startswith("the input schema is broken at properties.pair.items")
+    assert validation.check_schema(old_tuple_schema).startswith("the input schema is broken at properties.pair.items")
 
 
-def test_an_unknown_draft_is_read_as_the_newest() -> None:
+def test_an_unknown_draft_is_treated_as_the_newest_one() -> None:
     assert validation_error({"$schema": "urn:of-tomorrow", "required": ["a"]}, {}) == ("", "'a' is a required property")
 
 
@@ -108,12 +108,12 @@ def test_references_inside_the_schema_are_followed() -> None:
         {"description": "x" * schema_work.MAX_SCHEMA_CHARACTERS},
     ],
 )
-def test_a_broken_schema_is_told_on_and_never_raises(schema: Any) -> None:
+def test_a_broken_schema_gives_a_short_error_text(schema: Any) -> None:
     assert validation.check_schema(schema).startswith("the input schema ")
     assert len(validation.check_schema(schema)) <= 500
 
 
-def test_a_schema_nested_without_end_is_broken() -> None:
+def test_a_schema_that_is_nested_too_deep_is_broken() -> None:
     schema: dict[str, Any] = {}
     for _ in range(5000):
         schema = {"not": schema}
@@ -128,18 +128,18 @@ def test_a_good_schema_has_no_fault() -> None:
 
 
 @pytest.mark.parametrize("reference", ["#/$defs/gone", "#", "#/properties"])
-def test_a_schema_that_breaks_in_use_is_not_taken_for_wrong_arguments(reference: str) -> None:
+def test_a_schema_that_breaks_in_use_is_not_reported_as_wrong_arguments(reference: str) -> None:
     schema = {"allOf": [{"$ref": reference}], "properties": []} if reference == "#/properties" else {"$ref": reference}
     with pytest.raises(BrokenSchemaError):
         validation.validate(schema, {"a": 1})
 
 
 def test_a_remote_reference_is_never_fetched() -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_error(500)
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -159,38 +159,45 @@ def test_a_remote_reference_is_never_fetched() -> None:
         finally:
             server.shutdown()
             thread.join()
-    assert asked == []
+    assert paths == []
 
 
 # Hostile schemas --------------------------------------------------------------------------------------------------
 
-EVIL = "^(a+)+$"
-EVIL_TEXT = "a" * 60 + "!"
+BACKTRACKING_PATTERN = "^(a+)+$"
+BACKTRACKING_TEXT = "a" * 60 + "!"
 
 
 @pytest.mark.parametrize(
     "schema",
     [
-        {"properties": {"a": {"pattern": EVIL}}},
-        {"properties": {"a": {"propertyNames": {"pattern": EVIL}}}},
-        {"properties": {"a": {"patternProperties": {EVIL: False}}}},
-        {"properties": {"a": {"patternProperties": {EVIL: {}}, "additionalProperties": False}}},
-        {"properties": {"a": {"patternProperties": {EVIL: {}}, "unevaluatedProperties": False}}},
-        # Where a subschema names a draft, the library goes on with a class of its own.
-        {"properties": {"a": {"$schema": "https://json-schema.org/draft/2020-12/schema", "pattern": EVIL}}},
-        {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"pattern": EVIL}}},
-        {"$schema": "https://json-schema.org/draft/2019-09/schema", "properties": {"a": {"pattern": EVIL}}},
+        {"properties": {"a": {"pattern": BACKTRACKING_PATTERN}}},
+        {"properties": {"a": {"propertyNames": {"pattern": BACKTRACKING_PATTERN}}}},
+        {"properties": {"a": {"patternProperties": {BACKTRACKING_PATTERN: False}}}},
+        {"properties": {"a": {"patternProperties": {BACKTRACKING_PATTERN: {}}, "additionalProperties": False}}},
+        {"properties": {"a": {"patternProperties": {BACKTRACKING_PATTERN: {}}, "unevaluatedProperties": False}}},
+        # If a subschema names a draft, the library continues with its own class.
+        {
+            "properties": {
+                "a": {"$schema": "https://json-schema.org/draft/2020-12/schema", "pattern": BACKTRACKING_PATTERN}
+            }
+        },
+        {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"a": {"pattern": BACKTRACKING_PATTERN}}},
+        {
+            "$schema": "https://json-schema.org/draft/2019-09/schema",
+            "properties": {"a": {"pattern": BACKTRACKING_PATTERN}},
+        },
     ],
 )
-def test_a_pattern_made_to_backtrack_for_ever_takes_no_time(schema: dict[str, Any]) -> None:
+def test_a_backtracking_pattern_ends_quickly(schema: dict[str, Any]) -> None:
     assert validation.check_schema(schema) == ""
-    for value in (EVIL_TEXT, {EVIL_TEXT: 1}):
-        takes_under(1, lambda value=value: validation_error(schema, {"a": value}))
-        takes_under(1, lambda value=value: secrets.secret_paths(schema, {"a": value}))
+    for value in (BACKTRACKING_TEXT, {BACKTRACKING_TEXT: 1}):
+        run_within(1, lambda value=value: validation_error(schema, {"a": value}))
+        run_within(1, lambda value=value: secrets.secret_paths(schema, {"a": value}))
 
 
-def doubling(depth: int) -> dict[str, Any]:
-    """Each definition refers twice to the next: 2 to the power of `depth` applications."""
+def doubling_references(depth: int) -> dict[str, Any]:
+    """Each definition refers twice to the next one, so that there are 2 to the power of `depth` applications."""
     definitions: dict[str, Any] = {
         f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}, {"$ref": f"#/$defs/d{level + 1}"}]}
         for level in range(depth)
@@ -198,44 +205,46 @@ def doubling(depth: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{depth}": {}}}
 
 
-def test_references_that_multiply_without_end_are_given_up() -> None:
-    schema = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": doubling(60)["$defs"]}
+def test_validation_ends_for_references_that_multiply() -> None:
+    schema = {"properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": doubling_references(60)["$defs"]}
     assert validation.check_schema(schema) == ""
     assert validation_error(schema, {"a": 1}) == ("", "checking them against the tool's input schema takes too long")
-    assert takes_under(1, lambda: secrets.secret_paths(schema, {"a": 1})) == []
-    assert fits(doubling(8), {"a": 1})
+    assert run_within(1, lambda: secrets.secret_paths(schema, {"a": 1})) == []
+    assert fits(doubling_references(8), {"a": 1})
 
 
-def test_unevaluated_properties_that_multiply_without_end_are_given_up() -> None:
+def test_validation_ends_for_unevaluated_properties_that_multiply() -> None:
     schema: dict[str, Any] = {}
     for _ in range(45):
         schema = {"unevaluatedProperties": {}, "allOf": [schema]}
     schema = {"properties": {"a": schema}}
-    assert takes_under(2, lambda: validation_error(schema, {"a": {"b": 1}})) == (
+    assert run_within(2, lambda: validation_error(schema, {"a": {"b": 1}})) == (
         "",
         "checking them against the tool's input schema takes too long",
     )
 
 
-def test_many_patterns_that_are_slow_each_are_given_up() -> None:
-    """What was found until then is told."""
-    slow = {"allOf": [{"pattern": f"((((a?){{10}}){{10}}){{10}})b{number}$"} for number in range(200)]}
-    place, reason = takes_under(1, lambda: validation_error({"properties": {"a": slow}}, {"a": "a" * 10_000}))
-    assert (place, reason[:5]) == ("a", "'aaaa")
-    assert takes_under(1, lambda: validation_error({"properties": {"a": {"not": slow}}}, {"a": "a" * 1_000_000})) == (
+def test_validation_with_many_slow_patterns_reports_the_errors_until_then() -> None:
+    """The errors until then are reported."""
+    slow_schema = {"allOf": [{"pattern": f"((((a?){{10}}){{10}}){{10}})b{number}$"} for number in range(200)]}
+    path, reason = run_within(1, lambda: validation_error({"properties": {"a": slow_schema}}, {"a": "a" * 10_000}))
+    assert (path, reason[:5]) == ("a", "'aaaa")
+    assert run_within(
+        1, lambda: validation_error({"properties": {"a": {"not": slow_schema}}}, {"a": "a" * 1_000_000})
+    ) == (
         "",
         "checking them against the tool's input schema takes too long",
     )
 
 
-def test_a_long_list_of_mixed_values_is_checked_for_uniqueness_in_no_time() -> None:
-    mixed = [value for number in range(5000) for value in (number, str(number))]
+def test_the_uniqueness_of_a_long_mixed_list_is_checked_quickly() -> None:
+    values = [value for number in range(5000) for value in (number, str(number))]
     schema = {"properties": {"a": {"uniqueItems": True}}}
-    assert takes_under(2, lambda: fits(schema, {"a": mixed})) is True
-    takes_under(2, lambda: validation.check_schema({"required": mixed}))
+    assert run_within(2, lambda: fits(schema, {"a": values})) is True
+    run_within(2, lambda: validation.check_schema({"required": values}))
 
 
-def test_other_threads_run_on_while_a_slow_pattern_is_tried() -> None:
+def test_other_threads_run_while_a_slow_pattern_is_tried() -> None:
     schema = {"properties": {"a": {"pattern": "((((a?){10}){10}){10})b$"}}}
     longest = 0.0
     checker = threading.Thread(target=validation_error, args=(schema, {"a": "a" * 100_000}))
@@ -247,8 +256,8 @@ def test_other_threads_run_on_while_a_slow_pattern_is_tried() -> None:
     assert longest < 0.5
 
 
-# Large and honest ---------------------------------------------------------------------------------------------------
-# Without coverage: it takes several times what it measures, and the budgets are of CPU time.
+# Large ordinary schemas ---------------------------------------------------------------------------------------------
+# These run without coverage, because it multiplies the CPU time, and the budgets are of CPU time.
 
 NUMBERS = {"type": "array", "items": {"type": "number"}}
 POINT = {"type": "object", "properties": {"x": {"type": "number"}, "name": {"type": "string"}}, "required": ["x"]}
@@ -265,7 +274,7 @@ POINT = {"type": "object", "properties": {"x": {"type": "number"}, "name": {"typ
         ({"items": {"$ref": "#/$defs/point"}}, [{"x": 1.5, "name": "a"}] * 20_000),
     ],
 )
-def test_large_honest_arguments_are_checked(
+def test_large_ordinary_arguments_are_validated(
     schema: dict[str, Any], value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scale = machine.slowness()  # the budgets are those of an ordinary machine
@@ -277,10 +286,10 @@ def test_large_honest_arguments_are_checked(
         assert validation_error(schema, {"a": [*value, "x"], "other": 3})[0].startswith(f"a.{len(value)}")
 
 
-def test_thousands_of_alternatives_that_were_tried_in_vain_are_no_validation_errors(
+def test_failed_alternatives_of_anyOf_are_not_validation_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Of their number alone is asked.
+    # Only the number of alternatives matters here.
     monkeypatch.setattr(validation, "VALIDATION_SECONDS", 10.0)
     monkeypatch.setattr(schema_work, "PATIENCE_SECONDS", 60.0)
     texts = {"items": {"anyOf": [{"type": "integer", "multipleOf": 2}, {"type": "string", "pattern": "^a"}]}}
@@ -288,7 +297,7 @@ def test_thousands_of_alternatives_that_were_tried_in_vain_are_no_validation_err
 
 
 @pytest.mark.no_cover
-def test_secrets_are_found_beside_tens_of_thousands_of_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_found_among_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"properties": {"pw": PASSWORD, "a": NUMBERS}}
     scale = machine.slowness()
     monkeypatch.setattr(schema_work, "PATIENCE_SECONDS", schema_work.PATIENCE_SECONDS * scale)
@@ -297,29 +306,29 @@ def test_secrets_are_found_beside_tens_of_thousands_of_numbers(monkeypatch: pyte
 
 
 @pytest.mark.no_cover
-def test_a_large_honest_schema_is_checked_soon() -> None:
-    one = {"type": "object", "title": "One", "x-order": 1, "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
-    schema = {"$id": "urn:large", "properties": {f"p{number}": one for number in range(1700)}}
+def test_a_large_ordinary_schema_is_checked_quickly() -> None:
+    item = {"type": "object", "title": "One", "x-order": 1, "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    schema = {"$id": "urn:large", "properties": {f"p{number}": item for number in range(1700)}}
     assert len(str(schema)) > 168_000
-    assert takes_under(0.3, lambda: validation.check_schema(schema)) == ""
+    assert run_within(0.3, lambda: validation.check_schema(schema)) == ""
 
 
-# Verdicts of a busy moment ------------------------------------------------------------------------------------------
+# Results of checks that ran out of time -----------------------------------------------------------------------------
 
-SLOW = {"dependencies": {"a": ["b"]}, "title": "checked by the library"}
+SLOW_SCHEMA = {"dependencies": {"a": ["b"]}, "title": "checked by the library"}
 
 
-def test_a_verdict_of_a_busy_moment_is_kept_for_a_while_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as busy:
-        busy.setattr(validation, "CHECK_SECONDS", 0.0)
-        assert validation.check_schema(SLOW) in validation.TEMPORARY_FAULTS
-    assert validation.check_schema(SLOW) in validation.TEMPORARY_FAULTS
+def test_the_result_of_a_check_that_ran_out_of_time_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(validation, "CHECK_SECONDS", 0.0)
+        assert validation.check_schema(SLOW_SCHEMA) in validation.TEMPORARY_FAULTS
+    assert validation.check_schema(SLOW_SCHEMA) in validation.TEMPORARY_FAULTS
     now = time.monotonic()
     monkeypatch.setattr(schema_work.time, "monotonic", lambda: now + schema_work.RETRY_SECONDS + 1)
-    assert validation.check_schema(SLOW) == ""
+    assert validation.check_schema(SLOW_SCHEMA) == ""
 
 
-def test_where_everything_is_secret_one_place_says_so_however_many_arguments_there_are() -> None:
+def test_one_path_marks_all_arguments_if_everything_is_secret() -> None:
     arguments = {f"key{number}": "hunter2" for number in range(20_000)}
     paths = secrets.secret_paths({"writeOnly": True}, arguments)
     assert paths == [[]]
@@ -327,7 +336,7 @@ def test_where_everything_is_secret_one_place_says_so_however_many_arguments_the
     assert secrets.without(arguments, paths) == {}
 
 
-def test_of_the_text_of_a_schema_that_is_too_long_nothing_is_read_or_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_of_a_schema_that_is_too_long_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     text = json.dumps({"properties": {"pw": PASSWORD}, "description": "x" * schema_work.MAX_SCHEMA_CHARACTERS})
     for module in (secrets, validation):
         monkeypatch.setattr(module, "json", None)
@@ -336,7 +345,7 @@ def test_of_the_text_of_a_schema_that_is_too_long_nothing_is_read_or_written(mon
         validation.validate(text, {"pw": "x"})
 
 
-def test_secrets_that_were_not_found_in_a_busy_moment_are_found_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_for_secrets_that_ran_out_of_time_is_repeated_later(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"properties": {"pw": PASSWORD, **{f"p{number}": {} for number in range(99)}}, "title": "busy"}
     assert secrets.secret_paths(schema, {"pw": "x", "p1": 1}, 0.0) == secrets.EVERYWHERE
     now = time.monotonic()
@@ -344,47 +353,47 @@ def test_secrets_that_were_not_found_in_a_busy_moment_are_found_later(monkeypatc
     assert secrets.secret_paths(schema, {"pw": "x", "p1": 1}) == [["pw"]]
 
 
-def test_the_verdicts_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_stored_results_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema_work, "MAX_SLOW", 3)
-    many = {f"p{number}": {} for number in range(99)}
-    slow = [{"properties": {"pw": PASSWORD, **many}, "title": f"verdict {number}"} for number in range(10)]
-    for schema in slow:
+    properties = {f"p{number}": {} for number in range(99)}
+    schemas = [{"properties": {"pw": PASSWORD, **properties}, "title": f"verdict {number}"} for number in range(10)]
+    for schema in schemas:
         assert secrets.secret_paths(schema, {"pw": "x"}, 0.0) == secrets.EVERYWHERE
-    found = [secrets.secret_paths(schema, {"pw": "x"}) == [["pw"]] for schema in slow]
-    assert found[0]
-    assert not found[-1]
-    assert found.count(False) <= 3
+    results = [secrets.secret_paths(schema, {"pw": "x"}) == [["pw"]] for schema in schemas]
+    assert results[0]
+    assert not results[-1]
+    assert results.count(False) <= 3
 
 
 # What the guards must not change ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("pattern", "good", "bad"),
+    ("pattern", "matching_text", "other_text"),
     [
         ("^[a-z]+$", "abc", "abc1"),
         ("b", "abc", "xyz"),  # found anywhere
         (r"^\d{3}-\d{4}$", "555-1234", "555-123"),
         (r"^\d$", "5", "\N{ARABIC-INDIC DIGIT FIVE}"),  # ECMA 262 means ASCII digits
-        ("^a$", "a", "a\n"),  # ECMA 262 has no second thoughts about a last newline
+        ("^a$", "a", "a\n"),  # in ECMA 262, `$` does not match before a last newline
         (r"^\p{L}+$", "\N{LATIN SMALL LETTER E WITH ACUTE}t\N{LATIN SMALL LETTER E WITH ACUTE}", "1"),
     ],
 )
-def test_patterns_mean_what_json_schema_says(pattern: str, good: str, bad: str) -> None:
+def test_patterns_follow_ecma_262(pattern: str, matching_text: str, other_text: str) -> None:
     schema = {"properties": {"a": {"pattern": pattern}}}
-    assert fits(schema, {"a": good})
-    assert validation_error(schema, {"a": bad}) == ("a", f"{bad!r} does not match {pattern!r}")
+    assert fits(schema, {"a": matching_text})
+    assert validation_error(schema, {"a": other_text}) == ("a", f"{other_text!r} does not match {pattern!r}")
     assert fits(schema, {"a": 5})
 
 
 @pytest.mark.parametrize("pattern", ["^(?!x).*$", r"^(.)\1$", "(", "\ud800"])
-def test_a_pattern_that_cannot_be_tried_is_left_to_the_member(pattern: str) -> None:
+def test_an_unsupported_pattern_is_left_to_the_member(pattern: str) -> None:
     schema = {"properties": {"a": {"pattern": pattern}, "b": {"type": "integer"}}}
     assert validation.check_schema(schema) == ""
     assert fits(schema, {"a": "xy"})
     assert validation_error(schema, {"a": "xy", "b": "x"})[0] == "b"
-    others = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
-    assert fits(others, {"xy": "z"})
+    pattern_schema = {"patternProperties": {pattern: {"type": "integer"}}, "additionalProperties": False}
+    assert fits(pattern_schema, {"xy": "z"})
 
 
 def test_pattern_properties_apply_to_the_keys_that_match() -> None:
@@ -392,9 +401,9 @@ def test_pattern_properties_apply_to_the_keys_that_match() -> None:
     assert fits(schema, {"n_a": 1, "b": "x"})
     assert validation_error(schema, {"n_a": "x"})[0] == "n_a"
     assert validation_error(schema, {"b": 1})[0] == "b"
-    closed = {"properties": {"a": {}}, "patternProperties": {"^n_": {}}, "additionalProperties": False}
-    assert fits(closed, {"a": 1, "n_a": 1})
-    assert validation_error(closed, {"b": 1})[1] == "Additional properties are not allowed ('b' was unexpected)"
+    closed_schema = {"properties": {"a": {}}, "patternProperties": {"^n_": {}}, "additionalProperties": False}
+    assert fits(closed_schema, {"a": 1, "n_a": 1})
+    assert validation_error(closed_schema, {"b": 1})[1] == "Additional properties are not allowed ('b' was unexpected)"
 
 
 @pytest.mark.parametrize(
@@ -410,7 +419,7 @@ def test_pattern_properties_apply_to_the_keys_that_match() -> None:
         ([], True),
     ],
 )
-def test_items_are_unique_as_json_schema_counts(items: list[Any], unique: bool) -> None:
+def test_unique_items_follows_json_schema(items: list[Any], unique: bool) -> None:
     assert fits({"properties": {"a": {"uniqueItems": True}}}, {"a": items}) is unique
     assert fits({"properties": {"a": {"uniqueItems": False}}}, {"a": items})
 
@@ -438,7 +447,11 @@ def test_unevaluated_properties_are_checked() -> None:
         ({"additionalProperties": PASSWORD, "properties": {"a": {}}}, {"a": 1, "b": 2}, [["b"]]),
         ({"unevaluatedProperties": PASSWORD}, {"b": 2}, [["b"]]),
         ({"patternProperties": {"_pw$": PASSWORD}}, {"x_pw": 1, "x": 2}, [["x_pw"]]),
-        ({"patternProperties": {"(?=_pw)": PASSWORD}}, {"x": 2}, [["x"]]),  # cannot be tried: rather one too many
+        (
+            {"patternProperties": {"(?=_pw)": PASSWORD}},
+            {"x": 2},
+            [["x"]],
+        ),  # unsupported, so the value counts as a secret
         ({"allOf": [{"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
         ({"anyOf": [{}, {"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
         ({"oneOf": [{"properties": {"pw": PASSWORD}}]}, {"pw": 1}, [["pw"]]),
@@ -456,7 +469,7 @@ def test_unevaluated_properties_are_checked() -> None:
         ({"$ref": "#"}, {"a": 1}, []),
     ],
 )
-def test_secrets_are_found_wherever_the_schema_marks_them(
+def test_secrets_are_found_in_every_place_of_a_schema(
     schema: dict[str, Any], arguments: dict[str, Any], paths: list[list[str | int]]
 ) -> None:
     assert secrets.secret_paths(schema, arguments) == paths
@@ -473,12 +486,12 @@ def test_secrets_are_found_wherever_the_schema_marks_them(
         {"$ref": "#/properties/pw/type/0"},
     ],
 )
-def test_secrets_are_found_beside_what_is_broken(broken: dict[str, Any]) -> None:
+def test_secrets_are_found_in_a_partly_broken_schema(broken: dict[str, Any]) -> None:
     schema = {"anyOf": [broken, {"properties": {"pw": PASSWORD}}], **broken}
     assert secrets.secret_paths(schema, {"pw": "x", "list": [1]}) == [["pw"]]
 
 
-def test_a_secret_however_deep_is_found() -> None:
+def test_a_deeply_nested_secret_is_found() -> None:
     schema = {"properties": {"pw": PASSWORD, "next": {"$ref": "#"}}}
     arguments: dict[str, Any] = {"pw": "x"}
     for _ in range(90):
@@ -486,41 +499,41 @@ def test_a_secret_however_deep_is_found() -> None:
     assert secrets.secret_paths(schema, arguments) == [["next"] * 90 + ["pw"]]
 
 
-def test_mask_hides_the_places_and_leaves_the_original_alone() -> None:
+def test_mask_replaces_the_values_in_a_copy() -> None:
     arguments = {"pw": "x", "list": [{"key": 1, "n": 2}, 3], "n": 4}
     masked = secrets.mask(arguments, [["pw"], ["list", 0, "key"], ["gone"], ["list", 9], ["n", "deeper"]])
     assert masked == {"pw": MASK, "list": [{"key": MASK, "n": 2}, 3], "n": 4}
     assert arguments == {"pw": "x", "list": [{"key": 1, "n": 2}, 3], "n": 4}
 
 
-def test_masking_twice_is_masking_once() -> None:
+def test_masking_again_changes_nothing() -> None:
     schema = {"properties": {"login": {"writeOnly": True}}}
     arguments = {"login": {"user": "u", "pw": "x"}}
     paths = secrets.secret_paths(schema, arguments)
-    once = secrets.mask(arguments, paths)
-    assert secrets.mask(once, paths) == once == {"login": MASK}
+    masked_arguments = secrets.mask(arguments, paths)
+    assert secrets.mask(masked_arguments, paths) == masked_arguments == {"login": MASK}
 
 
 # Several validation errors --------------------------------------------------------------------------------------
 
 
 def validation_errors(schema: dict[str, Any], arguments: dict[str, Any]) -> list[tuple[tuple[str | int, ...], str]]:
-    with pytest.raises(validation.ArgumentsError) as caught:
+    with pytest.raises(validation.ArgumentsError) as raised:
         validation.validate(schema, arguments)
-    return [(one.path, one.reason) for one in caught.value.errors]
+    return [(error.path, error.reason) for error in raised.value.errors]
 
 
 def test_every_validation_error_is_listed_with_its_place() -> None:
     item = {"type": "object", "required": ["id"], "properties": {"id": {"type": "integer"}}}
     schema = {"properties": {"a": {"type": "string"}, "items": {"items": item}}, "required": ["a", "b.c"]}
 
-    told = validation_errors(schema, {"a": 1, "items": [{"id": 1}, {}, {"id": "x"}]})
+    errors = validation_errors(schema, {"a": 1, "items": [{"id": 1}, {}, {"id": "x"}]})
 
-    assert {path for path, _ in told} == {("a",), ("b.c",), ("items", 1, "id"), ("items", 2, "id")}
-    assert (("b.c",), "'b.c' is a required property") in told
+    assert {path for path, _ in errors} == {("a",), ("b.c",), ("items", 1, "id"), ("items", 2, "id")}
+    assert (("b.c",), "'b.c' is a required property") in errors
 
 
-def test_of_alternatives_the_nearest_one_is_reported() -> None:
+def test_the_best_alternative_is_reported() -> None:
     alternatives = [{"type": "string"}, {"type": "object", "properties": {"n": {"type": "integer"}}}]
     assert [
         path for path, _ in validation_errors({"properties": {"a": {"anyOf": alternatives}}}, {"a": {"n": "x"}})
@@ -528,12 +541,12 @@ def test_of_alternatives_the_nearest_one_is_reported() -> None:
 
 
 def test_validation_errors_are_bounded_in_number_and_length() -> None:
-    told = validation_errors({"additionalProperties": {"type": "integer"}}, {str(n): "x" * 9999 for n in range(1000)})
-    assert len(told) == validation.MAX_ERRORS
-    assert max(len(reason) for _, reason in told) <= schema_work.MAX_REASON
+    errors = validation_errors({"additionalProperties": {"type": "integer"}}, {str(n): "x" * 9999 for n in range(1000)})
+    assert len(errors) == validation.MAX_ERRORS
+    assert max(len(reason) for _, reason in errors) <= schema_work.MAX_REASON
 
 
-def test_without_takes_properties_away_and_keeps_the_places_of_items() -> None:
+def test_without_removes_properties_and_keeps_the_positions_of_items() -> None:
     arguments = {"a": {"key": 1, "b": 2}, "list": [1, {"key": 2}], "c": 3}
     paths: list[list[str | int]] = [["a", "key"], ["list", 0], ["list", 1, "key"], ["c"], ["gone", "x"], ["list", 9]]
     assert secrets.without(arguments, paths) == {"a": {"b": 2}, "list": [None, {}]}

@@ -1,4 +1,4 @@
-"""Calls that time out in a row, and answers in between."""
+"""Calls that time out in a row, and responses in between."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from mcp_runtime.members.silence import Silence
 
 
-def test_it_began_when_the_first_call_was_sent_that_nobody_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silence_begins_when_its_first_call_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     silence = Silence()
@@ -19,14 +19,14 @@ def test_it_began_when_the_first_call_was_sent_that_nobody_answered(monkeypatch:
     assert silence.began_at == pytest.approx(now - 30)
 
 
-def test_an_answer_ends_it() -> None:
+def test_a_response_ends_a_silence() -> None:
     silence = Silence()
     silence.note_timeout(30)
     silence.note_answer()
     assert silence.timeouts == 0
 
 
-def test_a_call_that_hangs_while_others_are_answered_is_no_silence() -> None:
+def test_a_timeout_of_a_call_older_than_the_last_response_is_ignored() -> None:
     silence = Silence()
     silence.note_answer()
     silence.note_timeout(30)

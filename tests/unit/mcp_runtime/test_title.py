@@ -13,16 +13,18 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone kee
 
 
 @pytest.mark.parametrize(
-    ("module", "shown"),
+    ("module", "title"),
     [("guildhall.web", "guildhall.web"), (f"{'long.' * 500}worker", "worker")],
-    ids=["fits", "long"],
+    ids=["short title", "long title"],
 )
-def test_a_process_is_called_what_it_runs(module: str, shown: str) -> None:
+def test_the_title_of_a_process_is_its_module(module: str, title: str) -> None:
     script = (
         "import os\nfrom mcp_runtime.system.title import set_title\n"
         "set_title(os.environ['MODULE'])\n"
         "print(open('/proc/self/cmdline').read().rstrip(chr(0)), os.environ['MODULE'])"
     )
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, env={"MODULE": module}, capture_output=True, text=True, timeout=30)
-    assert done.stdout == f"{shown} {module}\n", done.stderr  # the environment, which stands behind, is as it was
+    process = subprocess.run(command, cwd=ROOT, env={"MODULE": module}, capture_output=True, text=True, timeout=30)
+    assert process.stdout == f"{title} {module}\n", (
+        process.stderr
+    )  # the environment behind the command line is unchanged

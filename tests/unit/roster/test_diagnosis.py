@@ -1,4 +1,4 @@
-"""Why a member does not run and what to do: for each cause that the runtime knows, in its own words."""
+"""Why a member does not run and what to do, for each cause that the runtime knows."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from mcp_runtime.protocol.errors import (
 )
 from roster.diagnosis import MAX_LINE, TAIL_MARK, Diagnosis, Facts, diagnose
 
-SOON = datetime(2026, 11, 21, tzinfo=UTC)
+RESTART_TIME = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def of(status: str = "error", error: object = "", tail: str = "", **facts: Any) -> Diagnosis | None:
+def diagnosis_of(status: str = "error", error: object = "", tail: str = "", **facts: Any) -> Diagnosis | None:
     sentence = f"member 'weather' could not be started: {error}" if error else ""
     last_error = f"{sentence}{TAIL_MARK}{tail}" if tail else sentence
     return diagnose(Facts("weather", "far/weather", status, last_error=last_error, **facts))
 
 
-def certain(*arguments: Any, **facts: Any) -> Diagnosis:
-    found = of(*arguments, **facts)
-    assert found is not None
-    return found
+def existing_diagnosis(*arguments: Any, **facts: Any) -> Diagnosis:
+    diagnosis = diagnosis_of(*arguments, **facts)
+    assert diagnosis is not None
+    return diagnosis
 
 
 @pytest.mark.parametrize("status", ["connected", "starting", "stopping"])
-def test_what_runs_or_is_about_to_needs_no_explanation(status: str) -> None:
-    assert of(status) is None
+def test_a_running_or_changing_member_has_no_diagnosis(status: str) -> None:
+    assert diagnosis_of(status) is None
 
 
 @pytest.mark.parametrize(
@@ -44,19 +44,21 @@ def test_what_runs_or_is_about_to_needs_no_explanation(status: str) -> None:
         ("not JSON: line 3", "guild-member.json: not JSON: line 3.", "Fix far/weather/guild-member.json."),
     ],
 )
-def test_a_manifest_that_cannot_be_used_is_named_with_its_key(fault: str, cause: str, remedy: str) -> None:
-    found = certain(manifest_error=f"far/weather/guild-member.json: {fault}")
-    assert found.cause == cause
-    assert found.remedy.startswith(remedy)
-    assert "within a second" in found.remedy
+def test_the_diagnosis_of_an_invalid_manifest_names_the_key(fault: str, cause: str, remedy: str) -> None:
+    diagnosis = existing_diagnosis(manifest_error=f"far/weather/guild-member.json: {fault}")
+    assert diagnosis.cause == cause
+    assert diagnosis.remedy.startswith(remedy)
+    assert "within a second" in diagnosis.remedy
 
 
-def test_a_member_that_runs_on_with_the_manifest_before_says_so() -> None:
-    assert "it runs on" in certain("connected", manifest_error="far/weather/guild-member.json: not JSON").remedy
+def test_the_diagnosis_says_that_a_member_runs_with_the_previous_manifest() -> None:
+    assert (
+        "it runs on" in existing_diagnosis("connected", manifest_error="far/weather/guild-member.json: not JSON").remedy
+    )
 
 
-def test_a_faulty_manifest_is_told_without_a_runtime_too() -> None:
-    assert certain("error", manifest_error="x", runtime_is_alive=False).cause == "guild-member.json: x."
+def test_an_invalid_manifest_is_diagnosed_without_a_runtime_too() -> None:
+    assert existing_diagnosis("error", manifest_error="x", runtime_is_alive=False).cause == "guild-member.json: x."
 
 
 @pytest.mark.parametrize(
@@ -77,8 +79,8 @@ def test_a_faulty_manifest_is_told_without_a_runtime_too() -> None:
         (ExitedEarlyError(3), "Restart it."),
     ],
 )
-def test_each_cause_has_advice_of_its_own(error: object, remedy: str) -> None:
-    assert remedy in certain("error", error).remedy
+def test_each_cause_has_its_own_advice(error: object, remedy: str) -> None:
+    assert remedy in existing_diagnosis("error", error).remedy
 
 
 @pytest.mark.parametrize(
@@ -93,41 +95,57 @@ def test_each_cause_has_advice_of_its_own(error: object, remedy: str) -> None:
         ("something else", "Read its log"),
     ],
 )
-def test_what_the_member_wrote_last_says_more_than_its_exit_code(tail: str, remedy: str) -> None:
-    found = certain("error", ExitedEarlyError(1), tail)
-    assert remedy in found.remedy
-    assert found.cause == "Ended with exit code 1 before the handshake was done."
-    assert found.last_words == tail.splitlines()[-1].strip()
-    assert found.log_helps
+def test_the_last_output_of_a_member_decides_the_advice(tail: str, remedy: str) -> None:
+    diagnosis = existing_diagnosis("error", ExitedEarlyError(1), tail)
+    assert remedy in diagnosis.remedy
+    assert diagnosis.cause == "Ended with exit code 1 before the handshake was done."
+    assert diagnosis.last_words == tail.splitlines()[-1].strip()
+    assert diagnosis.log_helps
 
 
-def test_an_exit_that_nobody_asked_for_is_told_without_the_members_name() -> None:
+def test_the_cause_of_an_unexpected_exit_omits_the_members_name() -> None:
     sentence = "member 'weather' exited without being asked, with signal SIGSEGV"
-    found = diagnose(Facts("weather", "weather", "error", last_error=sentence))
-    assert found is not None
-    assert found.cause == "Exited without being asked, with signal SIGSEGV."
+    diagnosis = diagnose(Facts("weather", "weather", "error", last_error=sentence))
+    assert diagnosis is not None
+    assert diagnosis.cause == "Exited without being asked, with signal SIGSEGV."
 
 
-def test_whether_it_is_tried_again_is_said() -> None:
-    assert "does not try again automatically" in certain("error", ExitedEarlyError(1)).remedy
-    assert "not tried again" not in certain("error", ExitedEarlyError(1), next_restart_at=SOON).remedy
+def test_the_advice_says_if_the_member_is_restarted() -> None:
+    assert "does not try again automatically" in existing_diagnosis("error", ExitedEarlyError(1)).remedy
+    assert (
+        "not tried again" not in existing_diagnosis("error", ExitedEarlyError(1), next_restart_at=RESTART_TIME).remedy
+    )
 
 
-def test_a_disabled_and_a_stopped_member_say_how_to_have_them_back() -> None:
-    assert "Enable it" in certain("disconnected", enabled=False).remedy
-    assert "Start it" in certain("disconnected", should_run=False).remedy
-    assert of("disconnected") is None
+def test_the_advice_for_a_disabled_or_stopped_member_is_to_enable_or_start() -> None:
+    assert "Enable it" in existing_diagnosis("disconnected", enabled=False).remedy
+    assert "Start it" in existing_diagnosis("disconnected", should_run=False).remedy
+    assert diagnosis_of("disconnected") is None
 
 
-def test_without_a_runtime_the_banner_explains_all() -> None:
-    assert of("disconnected", ExitedEarlyError(1), runtime_is_alive=False, should_run=False) is None
+def test_a_member_has_no_diagnosis_without_a_runtime() -> None:
+    assert diagnosis_of("disconnected", ExitedEarlyError(1), runtime_is_alive=False, should_run=False) is None
 
 
-def test_members_words_stay_one_bounded_line_without_colours() -> None:
-    found = certain("error", "x" * 5000, "\x1b[31mred\x1b[0m " + "y" * 5000)
-    assert max(map(len, [found.cause, found.remedy, found.last_words])) <= MAX_LINE + 1
-    assert found.last_words.startswith("red y")
+def test_a_member_whose_node_is_dead_while_others_are_alive_has_a_diagnosis_that_names_the_node() -> None:
+    diagnosis = existing_diagnosis("disconnected", runtime_is_alive=False, dead_node="b")
+    assert diagnosis.cause == "The node 'b' that owns this member does not answer."
+    assert diagnosis.remedy.startswith("Another node takes the member over within about 10 s if")
+    assert "Enable it" in existing_diagnosis("disconnected", enabled=False, dead_node="b").remedy
 
 
-def test_words_that_look_like_placeholders_are_told_as_they_are() -> None:
-    assert "Install {file}{0}, or" in certain("error", "command not found: '{file}{0}'").remedy
+def test_the_advice_for_a_dead_node_depends_on_whether_others_can_take_the_member() -> None:
+    diagnosis = existing_diagnosis("disconnected", runtime_is_alive=False, dead_node="b", has_local_state=True)
+    assert diagnosis.remedy.startswith("Start the runtime on that node again, because the member keeps local state")
+    diagnosis = existing_diagnosis("disconnected", runtime_is_alive=False, dead_node="b", dead_node_holds_lease=True)
+    assert diagnosis.remedy.endswith("manage.py remove_node b")
+
+
+def test_the_text_of_a_diagnosis_is_one_short_line_without_colours() -> None:
+    diagnosis = existing_diagnosis("error", "x" * 5000, "\x1b[31mred\x1b[0m " + "y" * 5000)
+    assert max(map(len, [diagnosis.cause, diagnosis.remedy, diagnosis.last_words])) <= MAX_LINE + 1
+    assert diagnosis.last_words.startswith("red y")
+
+
+def test_text_that_looks_like_a_placeholder_is_not_changed() -> None:
+    assert "Install {file}{0}, or" in existing_diagnosis("error", "command not found: '{file}{0}'").remedy

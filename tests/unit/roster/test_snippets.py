@@ -1,4 +1,4 @@
-"""Texts to copy do, when they are run, what the form would do. They are run here."""
+"""Snippets to copy do the same as the form. These tests run them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roster import snippets
 from roster.management.commands.invoke import Command
 from roster.models import GuildMember, Tool
 
-HARD = {
+HARD_ARGUMENTS = {
     "quotes": 'it\'s "quoted" `date` $(id) $HOME \\ !x',
     "lines": "one\ntwo\r\n\ttabs\x1b[31m",
     "far": "é \u202egnp.exe 😀",
@@ -41,17 +41,17 @@ HARD_NAMES = [
 
 
 class Recorder(BaseHTTPRequestHandler):
-    seen: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append({"path": self.path, "body": body, "headers": dict(self.headers)})
-        answer = b'{"status": "succeeded"}'
+        self.requests.append({"path": self.path, "body": body, "headers": dict(self.headers)})
+        response = b'{"status": "succeeded"}'
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Content-Length", str(len(response)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(response)
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -59,7 +59,7 @@ class Recorder(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hall() -> Iterator[str]:
-    Recorder.seen.clear()
+    Recorder.requests.clear()
     server = HTTPServer(("127.0.0.1", 0), Recorder)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -75,35 +75,35 @@ def tool(name: str = "echo") -> Tool:
 
 def run(*argv: str) -> str:
     environment = {"GUILD_HALL_TOKEN": "gh_secret", "PATH": "/usr/bin:/bin", "HOME": "/nowhere"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-def words_of(command: str, program: str) -> list[str]:
+def bash_words(command: str, program: str) -> list[str]:
     """The words that bash hands to the program."""
-    said = run("bash", "-c", f"{program}() {{ printf '%s\\0' \"$@\"; }}\n{command}")
-    return said.split("\0")[:-1]
+    output = run("bash", "-c", f"{program}() {{ printf '%s\\0' \"$@\"; }}\n{command}")
+    return output.split("\0")[:-1]
 
 
 def test_python_calls_the_tool_with_these_arguments(hall: str) -> None:
-    said = run(sys.executable, "-c", snippets.of_call(tool(), HARD, hall)["Python"])
+    output = run(sys.executable, "-c", snippets.of_call(tool(), HARD_ARGUMENTS, hall)["Python"])
 
-    (call,) = Recorder.seen
-    assert call["body"] == {"arguments": HARD}
+    (call,) = Recorder.requests
+    assert call["body"] == {"arguments": HARD_ARGUMENTS}
     assert (call["path"], call["headers"]["Authorization"]) == (
         "/api/members/example/tools/echo/invoke/",
         "Bearer gh_secret",
     )
-    assert "succeeded" in said
+    assert "succeeded" in output
 
 
 @pytest.mark.parametrize("name", HARD_NAMES)
-def test_curl_gets_each_word_as_it_is(name: str) -> None:
-    command = snippets.of_call(tool(name), HARD, "http://hall.example/")["curl"]
+def test_curl_gets_each_word_unchanged(name: str) -> None:
+    command = snippets.of_call(tool(name), HARD_ARGUMENTS, "http://hall.example/")["curl"]
 
-    words = words_of(command, "curl")
-    assert json.loads(words[words.index("--data-raw") + 1]) == {"arguments": HARD}
+    words = bash_words(command, "curl")
+    assert json.loads(words[words.index("--data-raw") + 1]) == {"arguments": HARD_ARGUMENTS}
     assert "Authorization: Bearer gh_secret" in words
     address = words[words.index("POST") + 1]
     assert address.startswith("http://hall.example/api/members/example/tools/")
@@ -112,17 +112,17 @@ def test_curl_gets_each_word_as_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HARD_NAMES)
-def test_the_command_line_is_understood_by_the_command(name: str) -> None:
-    line = snippets.of_call(tool(name), HARD, "http://hall.example/")["Command line"]
+def test_the_command_parses_the_command_line(name: str) -> None:
+    line = snippets.of_call(tool(name), HARD_ARGUMENTS, "http://hall.example/")["Command line"]
 
     assert line.startswith(".venv/bin/python ")
-    words = words_of(line.removeprefix(".venv/bin/"), "python")
+    words = bash_words(line.removeprefix(".venv/bin/"), "python")
     assert words[:2] == ["manage.py", "invoke"]
     options = Command().create_parser("manage.py", "invoke").parse_args(words[2:])
-    assert (options.member, options.tool, json.loads(options.arguments)) == ("example", name, HARD)
+    assert (options.member, options.tool, json.loads(options.arguments)) == ("example", name, HARD_ARGUMENTS)
 
 
 @pytest.mark.parametrize("name", HARD_NAMES)
-def test_what_is_pasted_is_printable_and_reads_one_way_only(name: str) -> None:
-    for text in snippets.of_call(tool(name), HARD, "http://hall.example/").values():
+def test_every_snippet_is_printable_ascii(name: str) -> None:
+    for text in snippets.of_call(tool(name), HARD_ARGUMENTS, "http://hall.example/").values():
         assert all(line.isascii() and line.isprintable() for line in text.splitlines()), text

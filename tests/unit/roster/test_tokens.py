@@ -1,4 +1,4 @@
-"""What people type of a token."""
+"""The values of a token that users type."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def test_an_end_may_be_a_date() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "soon", "30", "d", "-1d", "2030-13-01", "99999999d"])
-def test_an_end_that_is_none_is_refused_with_examples(text: str) -> None:
+def test_an_invalid_end_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="30d"):
         tokens.parse_end(text)
 
 
-def test_a_tools_name_may_hold_slashes() -> None:
+def test_the_name_of_a_tool_may_contain_slashes() -> None:
     assert tokens.parse_tool("files/read/all") == ("files", "read/all")
 
 
 @pytest.mark.parametrize("text", ["", "notes", "/add", "notes/"])
-def test_a_tool_is_named_with_its_member(text: str) -> None:
+def test_a_tool_without_its_member_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="MEMBER/TOOL"):
         tokens.parse_tool(text)

@@ -1,4 +1,4 @@
-"""What a member of the storm did is on disk before anybody is told."""
+"""A member of the storm writes each effect to disk before it responds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.storm.hall import MEMBER
 from tests.storm.ledger import read_effects
 
 
-def asked(kind: str, ledger: Path, *keys: str) -> tuple[list[dict[str, object]], int]:
-    """What a member on stdin and stdout answers to calls with such keys, and its exit code."""
+def responses_and_exit_code(kind: str, ledger: Path, *keys: str) -> tuple[list[dict[str, object]], int]:
+    """The responses of a member on stdin and stdout to calls with these keys, and its exit code."""
     calls = [
         {
             "jsonrpc": "2.0",
@@ -30,36 +30,38 @@ def asked(kind: str, ledger: Path, *keys: str) -> tuple[list[dict[str, object]],
     )
     assert process.stdin is not None
     assert process.stdout is not None
-    answers = []
-    for call in calls:  # one after the other: the end of its stdin is the end of the member
+    responses = []
+    for call in calls:  # one after the other, because the member ends with its stdin
         process.stdin.write(json.dumps(call) + "\n")
         process.stdin.flush()
         if line := process.stdout.readline():
-            answers.append(json.loads(line))
+            responses.append(json.loads(line))
     process.communicate(timeout=10)
-    return answers, process.returncode
+    return responses, process.returncode
 
 
 def key_with(turn: int, of: int) -> str:
-    """A key that meets what a member does at that turn."""
+    """A key whose checksum selects this turn of the member."""
     return next(key for key in map(str, range(10_000)) if zlib.crc32(key.encode()) % of == turn)
 
 
 def test_each_call_takes_effect_once_before_it_is_answered(tmp_path: Path) -> None:
-    answers, _ = asked("stdio", tmp_path / "a.ledger", "one", "two", "two")
-    assert [answer["result"]["content"][0]["text"] for answer in answers] == ["one", "two", "two"]  # type: ignore[index]
-    assert {key: len(every) for key, every in read_effects(tmp_path).items()} == {"one": 1, "two": 2}
+    responses, _ = responses_and_exit_code("stdio", tmp_path / "a.ledger", "one", "two", "two")
+    assert [response["result"]["content"][0]["text"] for response in responses] == ["one", "two", "two"]  # type: ignore[index]
+    assert {key: len(effects_of_key) for key, effects_of_key in read_effects(tmp_path).items()} == {"one": 1, "two": 2}
 
 
 @pytest.mark.parametrize(("turn", "effects", "code"), [(0, 0, 3), (1, 1, 0)])
 def test_a_flaky_member_ends_before_or_after_the_effect(tmp_path: Path, turn: int, effects: int, code: int) -> None:
-    answers, ended_with = asked("flaky", tmp_path / "a.ledger", key_with(turn, 60))
-    assert (answers, ended_with, len(read_effects(tmp_path))) == ([], code, effects)
+    responses, exit_code = responses_and_exit_code("flaky", tmp_path / "a.ledger", key_with(turn, 60))
+    assert (responses, exit_code, len(read_effects(tmp_path))) == ([], code, effects)
 
 
-def test_a_lying_member_did_what_it_does_not_say(tmp_path: Path) -> None:
-    answers, _ = asked("lying", tmp_path / "a.ledger", key_with(0, 8), key_with(1, 8), key_with(7, 8))
-    assert answers[0]["id"] == "another"
-    assert "result" not in answers[1]
-    assert answers[2]["result"]
+def test_a_lying_member_takes_effect_but_responds_wrongly(tmp_path: Path) -> None:
+    responses, _ = responses_and_exit_code(
+        "lying", tmp_path / "a.ledger", key_with(0, 8), key_with(1, 8), key_with(7, 8)
+    )
+    assert responses[0]["id"] == "another"
+    assert "result" not in responses[1]
+    assert responses[2]["result"]
     assert len(read_effects(tmp_path)) == 3

@@ -1,4 +1,4 @@
-"""What did not happen is no fault that was fired."""
+"""A fault that did not happen is not recorded as fired."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.storm import part_faults
 from tests.storm.striking import Fault, Scene
 
 
-class Standing:
-    """A hall whose parts are told: a process, or None."""
+class FakeHall:
+    """A hall with these parts. Each is a process or None."""
 
     def __init__(self, log: Path, **parts: Any) -> None:
         self.log, self._parts = log, parts
@@ -30,31 +30,29 @@ class Standing:
         return 0.0
 
 
-class Gone:
+class EndedProcess:
     def send_signal(self, number: int) -> None:
         raise psutil.NoSuchProcess(1)
 
 
-class Alive:
+class RunningProcess:
     def send_signal(self, number: int) -> None:
-        """It is not told to anybody."""
+        """Send nothing."""
 
 
 FAULTS = [fault for fault in part_faults.FAULTS if fault.name.startswith("worker")]
 
 
-@pytest.mark.parametrize("worker", [None, Gone()])
+@pytest.mark.parametrize("worker", [None, EndedProcess()])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_part_that_is_not_there_was_neither_killed_nor_frozen(tmp_path: Path, worker: Any, fault: Fault) -> None:
-    scene = Scene(Standing(tmp_path / "log", worker=worker))  # type: ignore[arg-type]
+def test_a_missing_part_gives_no_strike(tmp_path: Path, worker: Any, fault: Fault) -> None:
+    scene = Scene(FakeHall(tmp_path / "log", worker=worker))  # type: ignore[arg-type]
     fault.fire(scene, random.Random(1))
     assert scene.strikes == []
 
 
-def test_of_two_parts_of_which_one_is_gone_only_the_other_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_running_one_of_two_parts_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_faults, "await_all", lambda *_: None)
-    scene = Scene(Standing(tmp_path / "log", guard=Gone(), worker=Alive()))  # type: ignore[arg-type]
+    scene = Scene(FakeHall(tmp_path / "log", guard=EndedProcess(), worker=RunningProcess()))  # type: ignore[arg-type]
     part_faults.kill_parts(scene, ("guard", "worker"), "two parts killed", "guard and worker")
-    assert [one.fault for one in scene.strikes] == ["worker killed"]
+    assert [strike.fault for strike in scene.strikes] == ["worker killed"]

@@ -1,4 +1,4 @@
-"""The proxy passes bytes, and takes the service away in three ways."""
+"""The proxy relays bytes and can interrupt the service in three ways."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.storm.proxy import Proxy
 
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
-    """Before a service that says everything again."""
+    """A proxy in front of an echo service."""
     service = socket.create_server(("127.0.0.1", 0))
 
-    def echo(one: socket.socket) -> None:
-        with one, contextlib.suppress(OSError):
-            while part := one.recv(100):
-                one.sendall(part)
+    def echo(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            while part := connection.recv(100):
+                connection.sendall(part)
 
     def serve() -> None:
         with contextlib.suppress(OSError):
@@ -28,72 +28,72 @@ def proxy() -> Iterator[Proxy]:
                 threading.Thread(target=echo, args=(service.accept()[0],), daemon=True).start()
 
     threading.Thread(target=serve, daemon=True).start()
-    made = Proxy("127.0.0.1", service.getsockname()[1])
-    yield made
-    made.close()
+    proxy = Proxy("127.0.0.1", service.getsockname()[1])
+    yield proxy
+    proxy.close()
     service.shutdown(socket.SHUT_RDWR)
     service.close()
 
 
-def opened(proxy: Proxy) -> socket.socket:
+def connect(proxy: Proxy) -> socket.socket:
     host, _, port = proxy.address.partition(":")
     return socket.create_connection((host, int(port)), timeout=5)
 
 
-def says(one: socket.socket, text: bytes) -> bytes:
-    one.sendall(text)
-    return one.recv(100)
+def send_and_read(connection: socket.socket, text: bytes) -> bytes:
+    connection.sendall(text)
+    return connection.recv(100)
 
 
-def hears_its_end(one: socket.socket) -> bool:
+def has_ended(connection: socket.socket) -> bool:
     with contextlib.suppress(ConnectionError):
-        while one.recv(100):
+        while connection.recv(100):
             pass
     return True
 
 
-def hears_nothing(one: socket.socket) -> bool:
-    one.settimeout(0.2)
+def receives_nothing(connection: socket.socket) -> bool:
+    connection.settimeout(0.2)
     try:
-        return not one.recv(100)
+        return not connection.recv(100)
     except TimeoutError:
         return True
     finally:
-        one.settimeout(5)
+        connection.settimeout(5)
 
 
-def test_a_killed_service_resets_and_refuses_until_it_is_back_at_the_same_address(proxy: Proxy) -> None:
-    with opened(proxy) as one:
-        assert says(one, b"a") == b"a"
+def test_a_killed_service_resets_and_refuses_connections_until_it_is_healed(proxy: Proxy) -> None:
+    with connect(proxy) as connection:
+        assert send_and_read(connection, b"a") == b"a"
         proxy.kill()
-        assert hears_its_end(one)
+        assert has_ended(connection)
     with pytest.raises(ConnectionRefusedError):
-        opened(proxy)
+        connect(proxy)
     proxy.heal()
-    with opened(proxy) as one:
-        assert says(one, b"b") == b"b"
+    with connect(proxy) as connection:
+        assert send_and_read(connection, b"b") == b"b"
 
 
-def test_a_mute_service_is_late_and_loses_nothing(proxy: Proxy) -> None:
-    with opened(proxy) as one:
-        assert says(one, b"a") == b"a"
+def test_a_mute_service_delays_data_and_loses_nothing(proxy: Proxy) -> None:
+    with connect(proxy) as connection:
+        assert send_and_read(connection, b"a") == b"a"
         proxy.mute()
-        one.sendall(b"b")
-        with opened(proxy) as other:
-            other.sendall(b"c")
-            assert hears_nothing(one)
-            assert hears_nothing(other)
+        connection.sendall(b"b")
+        with connect(proxy) as second_connection:
+            second_connection.sendall(b"c")
+            assert receives_nothing(connection)
+            assert receives_nothing(second_connection)
             proxy.heal()
-            assert (one.recv(100), other.recv(100)) == (b"b", b"c")
+            assert (connection.recv(100), second_connection.recv(100)) == (b"b", b"c")
 
 
-def test_connections_that_were_cut_off_are_dead_when_the_service_is_back(proxy: Proxy) -> None:
-    with opened(proxy) as one:
-        assert says(one, b"a") == b"a"
+def test_cut_connections_are_dead_when_the_service_is_healed(proxy: Proxy) -> None:
+    with connect(proxy) as connection:
+        assert send_and_read(connection, b"a") == b"a"
         proxy.cut()
-        one.sendall(b"b")
-        assert hears_nothing(one)
+        connection.sendall(b"b")
+        assert receives_nothing(connection)
         proxy.heal()
-        assert hears_its_end(one)
-    with opened(proxy) as one:
-        assert says(one, b"c") == b"c"
+        assert has_ended(connection)
+    with connect(proxy) as connection:
+        assert send_and_read(connection, b"c") == b"c"

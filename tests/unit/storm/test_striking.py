@@ -1,4 +1,4 @@
-"""What a fault finds beside itself is written down for the figures."""
+"""A fault records what else it finds, for the figures."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.storm.reckoning import ALL, Strike
 from tests.storm.striking import Scene, await_all
 
 
-class Standing:
-    """A hall of one member, whose `manage.py up` ended; `answers`, and `status`: what it says."""
+class FakeHall:
+    """A hall with one member, whose `manage.py up` ended. It may respond to calls, and it has a status."""
 
-    def __init__(self, answers: bool = True, status: str | None = "connected") -> None:
-        self._answers, self._status = answers, status
+    def __init__(self, has_responses: bool = True, status: str | None = "connected") -> None:
+        self._has_responses, self._status = has_responses, status
         self.up_process: object | None = None
 
     def well(self) -> list[str]:
@@ -26,11 +26,11 @@ class Standing:
     @contextlib.contextmanager
     def agent(self, name: str, seconds: float) -> Iterator[Any]:
         def call(tool: str, arguments: dict[str, str], *, modern: bool) -> Any:
-            return SimpleNamespace(text=arguments["key"] if self._answers else "")
+            return SimpleNamespace(text=arguments["key"] if self._has_responses else "")
 
         yield SimpleNamespace(call=call)
 
-    def asked(self, path: str) -> dict[str, Any] | None:
+    def read(self, path: str) -> dict[str, Any] | None:
         return {"status": self._status} if self._status else None
 
     def start_up(self) -> None:
@@ -44,22 +44,24 @@ class Standing:
 
 
 @pytest.mark.parametrize(
-    ("hall", "looks", "untrue"),
+    ("hall", "look_count", "untrue_count"),
     [
-        (Standing(), 1, 0),
-        (Standing(status="disconnected"), 1, 1),
-        (Standing(answers=False, status="disconnected"), 0, 0),
-        (Standing(status=None), 0, 0),
+        (FakeHall(), 1, 0),
+        (FakeHall(status="disconnected"), 1, 1),
+        (FakeHall(has_responses=False, status="disconnected"), 0, 0),
+        (FakeHall(status=None), 0, 0),
     ],
 )
-def test_a_look_at_the_roster_counts_where_member_and_roster_answered(hall: Any, looks: int, untrue: int) -> None:
+def test_a_look_at_the_roster_counts_only_if_member_and_roster_respond(
+    hall: Any, look_count: int, untrue_count: int
+) -> None:
     scene = Scene(hall)
     scene.check_the_roster(Strike("disk full", ALL, fired_at=1.0))
-    assert (scene.looks, len(scene.untrue)) == (looks, untrue)
+    assert (scene.looks, len(scene.untrue)) == (look_count, untrue_count)
 
 
-def test_a_hall_that_ended_by_itself_is_started_again_and_told() -> None:
-    scene = Scene(Standing())  # type: ignore[arg-type]
+def test_a_hall_that_ended_unexpectedly_is_started_again_and_reported() -> None:
+    scene = Scene(FakeHall())  # type: ignore[arg-type]
     strike = scene.strike("disk full")
     await_all(scene, strike)
     assert strike.well_at is not None

@@ -1,4 +1,4 @@
-"""The clock moves for the processes that are given it, and the disk is full for who writes to it."""
+"""The clock moves only for the processes of the hall, and the disk is full for every writer."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 
 from tests.storm.surroundings import Clock, Disk, through
 
-TELL = "import sys, time, datetime, sqlite3\nfor _ in sys.stdin:\n  print(time.time(), time.monotonic(), datetime.datetime.now().timestamp(), sqlite3.connect(':memory:').execute(\"select strftime('%s', 'now')\").fetchone()[0], flush=True)"  # noqa: E501
+PRINT_CLOCKS = "import sys, time, datetime, sqlite3\nfor _ in sys.stdin:\n  print(time.time(), time.monotonic(), datetime.datetime.now().timestamp(), sqlite3.connect(':memory:').execute(\"select strftime('%s', 'now')\").fetchone()[0], flush=True)"  # noqa: E501
 
 
-def test_the_wall_clock_jumps_for_those_who_have_it_and_the_monotonic_clock_stays(tmp_path: Path) -> None:
+def test_only_the_wall_clock_jumps_in_processes_with_the_moved_clock(tmp_path: Path) -> None:
     clock = Clock(tmp_path)
     if clock.why_not:
         pytest.skip(clock.why_not)
     environment = {**os.environ, **clock.environment}
     with subprocess.Popen(
-        [sys.executable, "-c", TELL], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PRINT_CLOCKS], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
 
-        def told() -> list[float]:
-            """The wall clock, the monotonic one, datetime's, SQLite's; against ours."""
+        def clock_differences() -> list[float]:
+            """The differences of the wall clock, the monotonic clock, datetime and SQLite to this process."""
             assert process.stdin is not None
             assert process.stdout is not None
             process.stdin.write("\n")
@@ -34,15 +34,15 @@ def test_the_wall_clock_jumps_for_those_who_have_it_and_the_monotonic_clock_stay
             now = time.time()
             return [wall - now, monotonic - time.monotonic(), of_datetime - now, of_sqlite - now]
 
-        assert told() == pytest.approx([0, 0, 0, 0], abs=2)
+        assert clock_differences() == pytest.approx([0, 0, 0, 0], abs=2)
         clock.jump_to(7200.0)
-        assert told() == pytest.approx([7200, 0, 7200, 7200], abs=2)
+        assert clock_differences() == pytest.approx([7200, 0, 7200, 7200], abs=2)
         clock.jump_to(-15.0)
-        assert told() == pytest.approx([-15, 0, -15, -15], abs=2)
+        assert clock_differences() == pytest.approx([-15, 0, -15, -15], abs=2)
         process.stdin.close()  # type: ignore[union-attr]
 
 
-def test_a_full_disk_takes_nothing_until_it_is_emptied(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_writes_until_it_is_emptied(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     if disk.why_not:
         pytest.skip(disk.why_not)
@@ -58,14 +58,14 @@ def test_a_full_disk_takes_nothing_until_it_is_emptied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "changed"),
+    ("url", "expected"),
     [
         ("postgres://hall:secret@db:5432/name", "postgres://hall:secret@127.0.0.1:77/name"),
         ("redis://127.0.0.1:6379/9", "redis://127.0.0.1:77/9"),
     ],
 )
-def test_a_services_url_leads_through_the_proxy_with_all_else_as_it_was(url: str, changed: str) -> None:
-    class Standing:
+def test_only_the_address_of_a_services_url_is_replaced_by_the_proxy(url: str, expected: str) -> None:
+    class FakeProxy:
         address = "127.0.0.1:77"
 
-    assert through(Standing(), url) == changed  # type: ignore[arg-type]
+    assert through(FakeProxy(), url) == expected  # type: ignore[arg-type]

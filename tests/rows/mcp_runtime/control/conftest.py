@@ -1,4 +1,4 @@
-"""A member with a tool, and a broker that only notes what it was sent."""
+"""A member with a tool, and a broker that only records its messages."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kombu import Exchange
 
 from mcp_runtime.control import notify
-from mcp_runtime.control.notify import queue_name
+from mcp_runtime.control.notify import hall_exchange
 from roster.models import GuildMember, Tool
 
 
@@ -23,17 +24,21 @@ def echo(anna: GuildMember) -> Tool:
 
 
 class Broker:
-    """In the place of a broker: what was sent to it."""
+    """Replaces a broker and records what was sent to it."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, dict[str, Any]]] = []
-        self.queues: set[str] = set()
+        self.exchanges: set[str] = set()
+        self.declared: set[Exchange] = set()
         self.error: Exception | None = None
 
-    def send_task(self, name: str, *, kwargs: dict[str, Any], queue: str, retry: bool, ignore_result: bool) -> None:
-        assert (retry, ignore_result) == (False, True)
+    def send_task(
+        self, name: str, *, kwargs: dict[str, Any], exchange: str, declare: list[Exchange], **options: Any
+    ) -> None:
+        assert (options["retry"], options["ignore_result"], options["delivery_mode"]) == (False, True, "transient")
         self.sent.append((name, kwargs))
-        self.queues.add(queue)
+        self.exchanges.add(exchange)
+        self.declared.update(declare)
         if self.error:
             raise self.error
 
@@ -45,8 +50,8 @@ class Broker:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Broker]:
     broker = Broker()
-    settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    queue_name.cache_clear()
+    settings.BROKER_URL = "redis://127.0.0.1:1/0"
+    hall_exchange.cache_clear()
     monkeypatch.setattr(notify, "celery_app", lambda: broker)
     yield broker
-    queue_name.cache_clear()
+    hall_exchange.cache_clear()

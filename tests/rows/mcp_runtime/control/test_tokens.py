@@ -1,4 +1,4 @@
-"""New tokens: what may be asked for, and that none is wider than who makes it."""
+"""New tokens: which ones are valid, and that no token is wider than the token that creates it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from django.utils import timezone
 
 from mcp_runtime.agents import transitions
 from mcp_runtime.calls import statements
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import create_agent, queue_message
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.control.members import find_member, reserve_member
 from mcp_runtime.control.tokens import NewToken, make_token, revoke_token
 from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError, UnknownToolError
-from mcp_runtime.rows import lease
+from mcp_runtime.rows import lease, ownership
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import OPERATOR, Principal
 from mcp_runtime.security.limits import Limits
@@ -40,16 +40,16 @@ def members() -> None:
             Tool.objects.create(member=member, name=tool, definition={"name": tool})
 
 
-def make(user: User, maker: Principal = OPERATOR, **values: Any) -> Token:
-    return make_token(user, NewToken(**values), maker=maker)[0]
+def make_row(user: User, creator: Principal = OPERATOR, **values: Any) -> Token:
+    return make_token(user, NewToken(**values), maker=creator)[0]
 
 
-def maker(user: User, **values: Any) -> Principal:
-    return principals.principal_of_row(make(user, **values))
+def make_principal(user: User, **values: Any) -> Principal:
+    return principals.principal_of_row(make_row(user, **values))
 
 
-def opened(row: Token) -> set[str]:
-    """What it is for, as words."""
+def scope_of(row: Token) -> set[str]:
+    """The scope of the token as texts."""
     return {
         str(row.scope),
         *row.members.values_list("name", flat=True),
@@ -58,13 +58,13 @@ def opened(row: Token) -> set[str]:
 
 
 def test_a_token_is_for_everything_some_members_or_some_tools(alice: User) -> None:
-    assert opened(make(alice)) == {"all"}
-    assert opened(make(alice, members=["notes", "notes"])) == {"members", "notes"}
-    assert opened(make(alice, tools=[("notes", "add")])) == {"tools", "notes/add"}
+    assert scope_of(make_row(alice)) == {"all"}
+    assert scope_of(make_row(alice, members=["notes", "notes"])) == {"members", "notes"}
+    assert scope_of(make_row(alice, tools=[("notes", "add")])) == {"tools", "notes/add"}
 
 
 @pytest.mark.parametrize(
-    ("values", "error", "said"),
+    ("values", "error", "text"),
     [
         ({"members": ["notes"], "tools": [("notes", "add")]}, RequestRefusedError, "give one of them"),
         ({"members": ["nobody"]}, UnknownMemberError, "nobody"),
@@ -74,16 +74,16 @@ def test_a_token_is_for_everything_some_members_or_some_tools(alice: User) -> No
         ({"limits": {"max_in_flight": 0}}, RequestRefusedError, "1 or more"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_made(
-    alice: User, values: dict[str, Any], error: type[Exception], said: str
+def test_an_invalid_token_is_refused_and_not_created(
+    alice: User, values: dict[str, Any], error: type[Exception], text: str
 ) -> None:
-    with pytest.raises(error, match=said):
-        make(alice, **values)
+    with pytest.raises(error, match=text):
+        make_row(alice, **values)
     assert not Token.objects.exists()
 
 
 @pytest.mark.parametrize(
-    ("own", "values"),
+    ("creator_values", "values"),
     [
         ({"members": ["notes"]}, {"members": ["example"]}),
         ({"members": ["notes"]}, {"members": ["notes", "example"]}),
@@ -96,15 +96,17 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(
         ({"limits": {"max_in_flight": 2}}, {"limits": {"max_in_flight": 3}}),
     ],
 )
-def test_a_token_makes_none_that_is_wider_than_itself(alice: User, own: dict[str, Any], values: dict[str, Any]) -> None:
-    who = maker(alice, **own)
+def test_a_token_cannot_create_a_wider_token(
+    alice: User, creator_values: dict[str, Any], values: dict[str, Any]
+) -> None:
+    creator = make_principal(alice, **creator_values)
     with pytest.raises(NotAllowedError):
-        make(alice, who, **values)
+        make_row(alice, creator, **values)
     assert Token.objects.count() == 1
 
 
 @pytest.mark.parametrize(
-    ("own", "values", "expected"),
+    ("creator_values", "values", "expected"),
     [
         ({"members": ["notes"]}, {}, {"members", "notes"}),
         ({"members": ["notes", "example"]}, {"members": ["notes"]}, {"members", "notes"}),
@@ -113,44 +115,44 @@ def test_a_token_makes_none_that_is_wider_than_itself(alice: User, own: dict[str
         ({}, {}, {"all"}),
     ],
 )
-def test_a_token_makes_what_is_as_wide_as_itself_or_narrower(
-    alice: User, own: dict[str, Any], values: dict[str, Any], expected: set[str]
+def test_a_token_can_create_a_token_that_is_not_wider(
+    alice: User, creator_values: dict[str, Any], values: dict[str, Any], expected: set[str]
 ) -> None:
-    assert opened(make(alice, maker(alice, **own), **values)) == expected
+    assert scope_of(make_row(alice, make_principal(alice, **creator_values), **values)) == expected
 
 
-def test_a_token_hands_on_its_end_and_its_limits(alice: User) -> None:
+def test_a_new_token_has_the_end_and_the_limits_of_its_creator(alice: User) -> None:
     end = timezone.now() + timedelta(days=1)
-    row = make(alice, maker(alice, expires_at=end, limits={"calls_per_minute": 10, "max_in_flight": 2}))
+    row = make_row(alice, make_principal(alice, expires_at=end, limits={"calls_per_minute": 10, "max_in_flight": 2}))
     assert (row.expires_at, row.calls_per_minute, row.max_in_flight) == (end, 10, 2)
-    sooner = make(alice, maker(alice, expires_at=end), expires_at=end - timedelta(hours=1))
-    assert sooner.expires_at == end - timedelta(hours=1)
+    second_row = make_row(alice, make_principal(alice, expires_at=end), expires_at=end - timedelta(hours=1))
+    assert second_row.expires_at == end - timedelta(hours=1)
 
 
-def test_limits_that_are_those_of_all_are_not_written_down(alice: User) -> None:
-    row = make(alice, maker(alice))
+def test_default_limits_are_not_stored_in_the_row(alice: User) -> None:
+    row = make_row(alice, make_principal(alice))
     assert (row.calls_per_minute, row.max_in_flight) == (None, None)
 
 
-def test_what_is_counted_of_a_token_has_a_column_and_a_setting() -> None:
+def test_every_limit_has_a_column_and_a_setting() -> None:
     assert [limit.name for limit in Token.LIMITS] == [field.name for field in fields(Limits)]
     assert all(limit.default >= limit.minimum for limit in Token.LIMITS)
 
 
-def test_what_is_reserved_for_others_is_unknown_to_who_makes_a_token(alice: User) -> None:
+def test_a_reserved_member_is_unknown_to_users_outside_its_groups(alice: User) -> None:
     reserve_member(find_member("notes"), [Group.objects.create(name="writers")])
     bob = User.objects.create_user("bob")
     with pytest.raises(UnknownMemberError):
-        make(bob, principals.principal_of_user(bob), members=["notes"])
+        make_row(bob, principals.principal_of_user(bob), members=["notes"])
     with pytest.raises(UnknownMemberError):
-        make(bob, principals.principal_of_user(bob), tools=[("notes", "add")])
+        make_row(bob, principals.principal_of_user(bob), tools=[("notes", "add")])
 
 
-def test_a_token_that_was_made_with_another_ends_with_it(alice: User) -> None:
-    first = make(alice)
-    second = make(alice, principals.principal_of_row(first), members=["notes"])
-    third = make(alice, principals.principal_of_row(second))
-    other = make(alice)
+def test_a_token_is_revoked_with_the_token_that_created_it(alice: User) -> None:
+    first = make_row(alice)
+    second = make_row(alice, principals.principal_of_row(first), members=["notes"])
+    third = make_row(alice, principals.principal_of_row(second))
+    other = make_row(alice)
 
     revoke_token(first)
 
@@ -159,35 +161,35 @@ def test_a_token_that_was_made_with_another_ends_with_it(alice: User) -> None:
     assert [row.state for row in (first, second, third, other)] == ["revoked", "revoked", "revoked", "good"]
 
 
-def test_a_token_that_was_made_with_one_that_is_deleted_goes_with_it(alice: User) -> None:
-    first = make(alice)
-    make(alice, principals.principal_of_row(first))
+def test_a_token_is_deleted_with_the_token_that_created_it(alice: User) -> None:
+    first = make_row(alice)
+    make_row(alice, principals.principal_of_row(first))
     first.delete()
     assert not Token.objects.exists()
 
 
-def test_revoking_again_keeps_when_it_was_revoked(alice: User) -> None:
-    first = make(alice)
-    second = make(alice, principals.principal_of_row(first))
+def test_a_second_revocation_keeps_the_time_of_the_first(alice: User) -> None:
+    first = make_row(alice)
+    second = make_row(alice, principals.principal_of_row(first))
     revoke_token(second)
-    earlier = second.revoked_at
+    first_time = second.revoked_at
     revoke_token(first)
     second.refresh_from_db()
-    assert second.revoked_at == earlier
+    assert second.revoked_at == first_time
 
 
-def test_calls_that_were_queued_with_a_token_are_cancelled_with_it(alice: User) -> None:
-    lease_id = lease.take()
+def test_queued_calls_of_a_token_are_cancelled_when_it_is_revoked(alice: User) -> None:
+    lease_id = lease.take(ownership.take_over_own)
     schema = {"type": "object", "properties": {"key": {"type": "string", "format": "password"}}}
     Tool.objects.filter(name="add").update(definition={"name": "add", "inputSchema": schema})
-    first, other = make(alice), make(alice)
-    second = make(alice, principals.principal_of_row(first))
+    first, other = make_row(alice), make_row(alice)
+    second = make_row(alice, principals.principal_of_row(first))
     rows = []
     for token in (second, first, second, other, None):
-        who = principals.principal_of_row(token) if token else None
-        caller = Caller(Call.Source.REST, alice, who)
+        principal = principals.principal_of_row(token) if token else None
+        requester = Requester(Call.Source.REST, alice, principal)
         tool, arguments = ("add", {"key": "hush"}) if token is first else ("list", {})
-        rows.append(queue_call("notes", tool, arguments, caller=caller)[0])
+        rows.append(queue_call("notes", tool, arguments, requester=requester)[0])
     assert statements.claim([rows[0].pk], lease_id) == 1
 
     revoke_token(first)
@@ -200,15 +202,15 @@ def test_calls_that_were_queued_with_a_token_are_cancelled_with_it(alice: User) 
     lease.release(lease_id)
 
 
-def test_an_agent_that_was_asked_with_a_token_ends_with_it(alice: User) -> None:
+def test_messages_of_a_token_are_cancelled_when_it_is_revoked(alice: User) -> None:
     lease_id = lease.take()
-    first, other = make(alice), make(alice)
-    second = make(alice, principals.principal_of_row(first))
-    talk = create_agent(["notes"], caller=Caller(Call.Source.REST, alice))
+    first, other = make_row(alice), make_row(alice)
+    second = make_row(alice, principals.principal_of_row(first))
+    agent = create_agent(["notes"], requester=Requester(Call.Source.REST, alice))
     rows = []
     for token in (second, first, other, None):
-        who = principals.principal_of_row(token) if token else None
-        rows.append(queue_message(talk, "look", caller=Caller(Call.Source.REST, alice, who)))
+        principal = principals.principal_of_row(token) if token else None
+        rows.append(queue_message(agent, "look", requester=Requester(Call.Source.REST, alice, principal)))
     assert transitions.claim(rows[0], lease_id)
 
     revoke_token(first)

@@ -1,4 +1,4 @@
-"""The real gateway in this process, with members that are scripts: servers made of raw sockets, which may misbehave."""
+"""The real gateway in this process, with scripted members. They are raw sockets, so that they can misbehave."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.gateway_world import World
 
 @pytest.fixture
 def world(transactional_db: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
+    instance = World(tmp_path)
     try:
-        yield made
+        yield instance
     finally:
-        made.close()
+        instance.close()

@@ -1,4 +1,4 @@
-"""The roster in memory: names, lists for those who ask, and what the rows make of it."""
+"""The roster in memory: its names, its lists for each client, and how it is loaded from rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LISTS = {
 ALL = Selection()
 
 
-def extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> Extras:
+def make_extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> Extras:
     return Extras(
         *(
             tuple(filter(None, (catalog.entry(member, kind, definition) for definition in lists.get(kind, []))))
@@ -32,30 +32,34 @@ def extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> Extras:
     )
 
 
-def member(name: str, *tools: str, **fields: Any) -> GuildMember:
+def make_member(name: str, *tools: str, **fields: Any) -> GuildMember:
     row = GuildMember.objects.create(name=name, directory=name, **fields)
     for position, tool in enumerate(tools):
         Tool.objects.create(member=row, name=tool, position=position, definition={"name": tool, "description": name})
     return row
 
 
-def listed(roster: Roster, kind: str, principal: Principal = OPERATOR, selection: Selection = ALL) -> list[Any]:
+def list_names(roster: Roster, kind: str, principal: Principal = OPERATOR, selection: Selection = ALL) -> list[Any]:
     entries = json.loads(roster.list_of(kind, principal, selection))
     return [entry.get("uri") or entry.get("uriTemplate") or entry["name"] for entry in entries]
 
 
 @pytest.fixture
 def roster(db: None) -> Roster:
-    member("b", "z", "a")
-    member("a", "t", manifest={"timeout": 7, "tool_timeouts": {"t": 3}, "max_concurrency": 2}, display_name="A!")
-    member("off", "t", enabled=False)
-    member("gone", "t", removed_at="2026-01-01T00:00:00Z")
+    make_member("b", "z", "a")
+    make_member("a", "t", manifest={"timeout": 7, "tool_timeouts": {"t": 3}, "max_concurrency": 2}, display_name="A!")
+    make_member("off", "t", enabled=False)
+    make_member("gone", "t", removed_at="2026-01-01T00:00:00Z")
     Tool.objects.filter(name="z").update(enabled=False)
-    known = {"a": extras("a", LISTS), "off": extras("off", LISTS), "b": extras("b", {"prompts": LISTS["prompts"]})}
-    return catalog.load(known, Roster())
+    extras_by_member = {
+        "a": make_extras("a", LISTS),
+        "off": make_extras("off", LISTS),
+        "b": make_extras("b", {"prompts": LISTS["prompts"]}),
+    }
+    return catalog.load(extras_by_member, Roster())
 
 
-def test_rows_make_the_roster(roster: Roster) -> None:
+def test_the_roster_is_loaded_from_its_rows(roster: Roster) -> None:
     assert list(roster.members) == ["a", "b"]
     assert list(roster.tools) == ["a__t", "b__a"]
     first = roster.members["a"]
@@ -66,66 +70,69 @@ def test_rows_make_the_roster(roster: Roster) -> None:
     assert list(roster.extras) == ["a", "b"]
 
 
-def test_lists_carry_the_member_in_their_names(roster: Roster) -> None:
-    assert listed(roster, "tools") == ["a__t", "b__a"]
-    assert listed(roster, "prompts") == ["a__greet", "b__greet"]
-    assert listed(roster, "resources") == ["guild://a/file:///a", "guild://a/x:1"]
-    assert listed(roster, "resourceTemplates") == ["guild://a/file:///{name}"]
-    assert listed(roster, "prompts", selection=Selection(frozenset({"b"}))) == ["b__greet"]
+def test_names_in_lists_contain_the_member(roster: Roster) -> None:
+    assert list_names(roster, "tools") == ["a__t", "b__a"]
+    assert list_names(roster, "prompts") == ["a__greet", "b__greet"]
+    assert list_names(roster, "resources") == ["guild://a/file:///a", "guild://a/x:1"]
+    assert list_names(roster, "resourceTemplates") == ["guild://a/file:///{name}"]
+    assert list_names(roster, "prompts", selection=Selection(frozenset({"b"}))) == ["b__greet"]
 
 
-SLIPS: dict[str, Any] = {
+INVALID_FIELDS: dict[str, Any] = {
     **{"title": 5, "description": [], "mimeType": {}, "size": True, "_meta": "x", "name": None},
     **{"icons": [{"src": 5}, {"src": "x"}], "arguments": ["a", {"name": "b"}, {"name": "c", "required": "yes"}]},
     "annotations": {"audience": ["nobody"], "priority": 2, "lastModified": 5, "vendor": 1},
 }
 
 
-def test_a_slip_in_one_entry_does_not_cost_a_client_the_list(db: None) -> None:
+def test_an_invalid_field_of_one_entry_does_not_break_the_list(db: None) -> None:
     from mcp.types import ListPromptsResult, ListResourcesResult, ListResourceTemplatesResult
 
-    member("a")
-    two = {"uri": "x:2", "name": "two", "size": 3, "annotations": {"priority": 0.5}}
+    make_member("a")
+    valid_resource = {"uri": "x:2", "name": "two", "size": 3, "annotations": {"priority": 0.5}}
     lists: dict[str, Any] = {
-        "prompts": [{**SLIPS, "name": "greet"}, {**SLIPS, "name": "x", "arguments": 5}],
-        "resources": [{**SLIPS, "uri": "x:1"}, two],
-        "resourceTemplates": [{**SLIPS, "uriTemplate": "x:{n}"}],
+        "prompts": [{**INVALID_FIELDS, "name": "greet"}, {**INVALID_FIELDS, "name": "x", "arguments": 5}],
+        "resources": [{**INVALID_FIELDS, "uri": "x:1"}, valid_resource],
+        "resourceTemplates": [{**INVALID_FIELDS, "uriTemplate": "x:{n}"}],
     }
-    roster = catalog.load({"a": extras("a", lists)}, Roster())
-    told = {kind: json.loads(roster.list_of(kind, OPERATOR, ALL)) for kind in ("prompts", "resources")}
+    roster = catalog.load({"a": make_extras("a", lists)}, Roster())
+    entries = {kind: json.loads(roster.list_of(kind, OPERATOR, ALL)) for kind in ("prompts", "resources")}
     templates = json.loads(roster.list_of("resourceTemplates", OPERATOR, ALL))
-    assert len(ListPromptsResult.model_validate({"prompts": told["prompts"]}).prompts) == 2
-    assert len(ListResourcesResult.model_validate({"resources": told["resources"]}).resources) == 2
+    assert len(ListPromptsResult.model_validate({"prompts": entries["prompts"]}).prompts) == 2
+    assert len(ListResourcesResult.model_validate({"resources": entries["resources"]}).resources) == 2
     assert len(ListResourceTemplatesResult.model_validate({"resourceTemplates": templates}).resource_templates) == 1
-    assert told["prompts"][0] == {
+    assert entries["prompts"][0] == {
         "name": "a__greet",
         "icons": [{"src": "x"}],
         "arguments": [{"name": "b"}],
         "annotations": {"vendor": 1},
     }
-    first, second = told["resources"]
+    first, second = entries["resources"]
     assert (first["name"], first["uri"]) == ("x:1", "guild://a/x:1")
     assert second == {"name": "two", "uri": "guild://a/x:2", "size": 3, "annotations": {"priority": 0.5}}
 
 
-def test_nobody_is_listed_what_is_not_for_them(roster: Roster) -> None:
-    single = Principal(1, "x", invokes=True, tools=frozenset({("a", "t")}))
-    assert listed(roster, "tools", single) == ["a__t"]
-    assert listed(roster, "resources", single) == []
-    only_b = Principal(1, "x", invokes=True, members=frozenset({"b"}))
-    assert (listed(roster, "tools", only_b), listed(roster, "prompts", only_b)) == (["b__a"], ["b__greet"])
-    assert listed(roster, "tools", Principal(1, "x")) == []
+def test_lists_contain_only_what_the_client_may_use(roster: Roster) -> None:
+    principal_of_tool = Principal(1, "x", invokes=True, tools=frozenset({("a", "t")}))
+    assert list_names(roster, "tools", principal_of_tool) == ["a__t"]
+    assert list_names(roster, "resources", principal_of_tool) == []
+    principal_of_member = Principal(1, "x", invokes=True, members=frozenset({"b"}))
+    assert (list_names(roster, "tools", principal_of_member), list_names(roster, "prompts", principal_of_member)) == (
+        ["b__a"],
+        ["b__greet"],
+    )
+    assert list_names(roster, "tools", Principal(1, "x")) == []
 
 
-def test_lists_and_their_digests_are_made_once_for_each(roster: Roster) -> None:
-    first, digest = (look("tools", OPERATOR, ALL) for look in (roster.list_of, roster.digest_of))
+def test_each_list_and_its_digest_are_made_once(roster: Roster) -> None:
+    first, digest = (method("tools", OPERATOR, ALL) for method in (roster.list_of, roster.digest_of))
     roster.list_of("tools", Principal(1, "x"), ALL)
     assert roster.list_of("tools", OPERATOR, ALL) is first
     assert roster.digest_of("tools", OPERATOR, ALL) is digest
 
 
-def flood(roster: Roster, principal: Principal, scopes: int) -> None:
-    """Ask for the lists of so many scopes, each of which has the same resources."""
+def request_lists(roster: Roster, principal: Principal, scopes: int) -> None:
+    """Request the lists of this number of scopes. Each scope has the same resources."""
     for number in range(scopes):
         roster.digest_of("resources", principal, Selection(frozenset({"a", f"m{number}"})))
 
@@ -134,41 +141,41 @@ def roster_with_bytes(size: int, roster: Roster) -> Roster:
     return replace(roster, extras={"a": Extras(resources=(Entry("x:1", "guild://a/x:1", b"{}", b"x" * size),))})
 
 
-def test_lists_of_many_scopes_take_no_more_memory_than_one_user_may_have(roster: Roster) -> None:
-    large = roster_with_bytes(1_000_000, roster)
+def test_lists_of_many_scopes_stay_within_the_memory_of_one_user(roster: Roster) -> None:
+    large_roster = roster_with_bytes(1_000_000, roster)
     tracemalloc.start()
     try:
-        flood(large, OPERATOR, 100)
-        kept, _ = tracemalloc.get_traced_memory()
+        request_lists(large_roster, OPERATOR, 100)
+        size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert kept < 20_000_000
+    assert size < 20_000_000
 
 
-def test_one_users_lists_leave_those_of_others_in_memory(roster: Roster) -> None:
-    large, ada = roster_with_bytes(100_000, roster), Principal(1, "ada", invokes=True)
-    first = large.list_of("resources", ada, ALL)
-    flood(large, Principal(2, "bob", invokes=True), 600)
-    assert large.list_of("resources", ada, ALL) is first
+def test_the_lists_of_one_user_leave_those_of_another_in_memory(roster: Roster) -> None:
+    large_roster, ada = roster_with_bytes(100_000, roster), Principal(1, "ada", invokes=True)
+    first = large_roster.list_of("resources", ada, ALL)
+    request_lists(large_roster, Principal(2, "bob", invokes=True), 600)
+    assert large_roster.list_of("resources", ada, ALL) is first
 
 
-def test_of_all_users_lists_those_of_whoever_has_most_go_first(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_with_the_largest_lists_loses_them_first(roster: Roster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "MAX_LISTS", 1_000_000, raising=False)
-    large, ada = roster_with_bytes(100_000, roster), Principal(1, "ada", invokes=True)
-    first = large.list_of("resources", ada, ALL)
+    large_roster, ada = roster_with_bytes(100_000, roster), Principal(1, "ada", invokes=True)
+    first = large_roster.list_of("resources", ada, ALL)
     for user in (2, 3):
-        flood(large, Principal(user, "x", invokes=True), 600)
-    assert large.list_of("resources", ada, ALL) is first
+        request_lists(large_roster, Principal(user, "x", invokes=True), 600)
+    assert large_roster.list_of("resources", ada, ALL) is first
 
 
-def test_a_list_that_is_larger_than_what_is_kept_is_listed_all_the_same(
+def test_a_list_that_is_too_large_for_the_memory_is_still_returned(
     roster: Roster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(catalog, "MAX_LISTS_OF_USER", 10, raising=False)
-    assert listed(roster, "tools") == listed(roster, "tools") == ["a__t", "b__a"]
+    assert list_names(roster, "tools") == list_names(roster, "tools") == ["a__t", "b__a"]
 
 
-def test_prompts_and_resources_are_found_by_the_names_they_are_listed_under(roster: Roster) -> None:
+def test_prompts_and_resources_are_found_by_their_listed_names(roster: Roster) -> None:
     assert roster.prompt("b__greet") == ("b", "greet")
     assert roster.prompt("c__greet") is None
     assert roster.resource("guild://a/x:1", OPERATOR, ALL) == ("a", "x:1")
@@ -179,7 +186,7 @@ def test_prompts_and_resources_are_found_by_the_names_they_are_listed_under(rost
 
 
 @pytest.mark.parametrize("uri", ["guild://a/x:1", "x:1"])
-def test_a_resource_that_is_not_for_the_caller_is_not_there(roster: Roster, uri: str) -> None:
+def test_a_client_cannot_find_a_resource_that_it_may_not_use(roster: Roster, uri: str) -> None:
     assert roster.resource(uri, Principal(1, "x", invokes=True, members=frozenset({"b"})), ALL) is None
     assert roster.resource(uri, Principal(1, "x", invokes=True, tools=frozenset({("a", "t")})), ALL) is None
     assert roster.resource(uri, OPERATOR, Selection(frozenset({"b"}))) is None
@@ -187,7 +194,7 @@ def test_a_resource_that_is_not_for_the_caller_is_not_there(roster: Roster, uri:
 
 
 class CountedUri(str):
-    """How often it is compared with a part of a template."""
+    """A URI that counts its comparisons with parts of templates."""
 
     comparisons = 0
 
@@ -202,35 +209,35 @@ class CountedUri(str):
 
 def roster_with(templates: list[str], roster: Roster) -> Roster:
     lists = {"resourceTemplates": [{"uriTemplate": template, "name": "t"} for template in templates]}
-    return replace(roster, extras={"a": extras("a", lists)})
+    return replace(roster, extras={"a": make_extras("a", lists)})
 
 
 def test_a_template_is_split_when_it_is_listed_and_not_for_each_uri(
     roster: Roster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = roster_with(["zz:/{a}/1"], roster)
+    new_roster = roster_with(["zz:/{a}/1"], roster)
     monkeypatch.setattr(catalog, "_EXPRESSION", None)
-    assert known.resource("zz:/x/1", OPERATOR, ALL) == ("a", "zz:/x/1")
+    assert new_roster.resource("zz:/x/1", OPERATOR, ALL) == ("a", "zz:/x/1")
 
 
 @pytest.mark.parametrize(
     "templates",
     [[f"zz:/{{a}}/{number}" for number in range(2_000)], ["zz:" + "{a}x" * 470 + str(number) for number in range(50)]],
 )
-def test_a_uri_is_compared_with_so_many_templates_and_parts_of_them(roster: Roster, templates: list[str]) -> None:
+def test_the_number_of_comparisons_of_a_uri_with_templates_is_limited(roster: Roster, templates: list[str]) -> None:
     uri = CountedUri("zz:/" + "x" * 1_900 + "/-")
     roster_with(templates, roster).resource(uri, OPERATOR, ALL)
     assert uri.comparisons < 300
 
 
-def test_the_parts_of_a_template_that_are_looked_for_are_short(roster: Roster) -> None:
+def test_the_literals_of_a_template_have_a_maximum_length(roster: Roster) -> None:
     literals = catalog.literals_of("x:{a}" + "b" * 1_000 + "{c}/d")
     assert [len(part) for part in literals] == [2, catalog.MAX_LITERAL, 2]
     assert catalog.literals_match(literals, "x:1" + "b" * 1_000 + "2/d")
 
 
-def test_arguments_that_may_hold_secrets_are_known_by_their_schema(db: None) -> None:
-    row = member("a")
+def test_a_schema_with_secrets_is_marked_as_secretive(db: None) -> None:
+    row = make_member("a")
     for name, schema in {"open": {"type": "string"}, "secret": {"type": "string", "format": "password"}}.items():
         definition = {"name": name, "inputSchema": {"type": "object", "properties": {"key": schema}}}
         Tool.objects.create(member=row, name=name, definition=definition)
@@ -239,8 +246,8 @@ def test_arguments_that_may_hold_secrets_are_known_by_their_schema(db: None) -> 
 
 
 @pytest.mark.django_db
-def test_headers_that_repeat_arguments_are_known_from_the_beginning_and_a_wrong_demand_is_none() -> None:
-    row = member("a")
+def test_parameter_headers_are_read_with_the_roster_and_invalid_ones_are_ignored() -> None:
+    row = make_member("a")
     for name, kind in {"right": "string", "wrong": "object"}.items():
         schema = {"type": "object", "properties": {"city": {"type": kind, "x-mcp-header": "City"}}}
         Tool.objects.create(member=row, name=name, definition={"name": name, "inputSchema": schema})
@@ -250,32 +257,32 @@ def test_headers_that_repeat_arguments_are_known_from_the_beginning_and_a_wrong_
 
 
 @pytest.mark.django_db
-def test_a_schema_that_asks_for_no_headers_is_not_walked_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    Tool.objects.create(member=member("a"), name="t", definition={"name": "t", "inputSchema": {"type": "object"}})
-    monkeypatch.setattr(catalog.mcp, "parameter_headers", lambda _: pytest.fail("walked through"))
+def test_a_schema_without_parameter_headers_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    Tool.objects.create(member=make_member("a"), name="t", definition={"name": "t", "inputSchema": {"type": "object"}})
+    monkeypatch.setattr(catalog.mcp, "parameter_headers", lambda _: pytest.fail("searched"))
     assert not catalog.load({}, Roster()).members["a"].tools["t"].parameter_headers
 
 
 @pytest.mark.django_db
 def test_the_members_of_an_agent_are_those_chosen_for_it() -> None:
     agent = Agent.objects.create(name="a")
-    agent.members.add(member("a"))
-    member("b")
+    agent.members.add(make_member("a"))
+    make_member("b")
     assert catalog.members_of_agent(agent.pk, None) == {"a"}
     assert catalog.members_of_agent(agent.pk + 1, None) is None
 
 
 @pytest.mark.django_db
-def test_an_agent_is_there_for_who_made_it_alone() -> None:
+def test_an_agent_is_available_only_to_its_creator() -> None:
     ada, bob = (User.objects.create_user(name) for name in ("ada", "bob"))
     agent = Agent.objects.create(name="a", created_by=ada)
-    agent.members.add(member("a"))
+    agent.members.add(make_member("a"))
     assert catalog.members_of_agent(agent.pk, ada.pk) == {"a"}
     assert catalog.members_of_agent(agent.pk, bob.pk) is None
 
 
-def test_a_tool_is_made_again_only_when_its_row_says_something_else(db: None) -> None:
-    member("a", "same", "changed", "checked")
+def test_a_tool_is_made_again_only_if_its_row_has_changed(db: None) -> None:
+    make_member("a", "same", "changed", "checked")
     before = catalog.load({}, Roster())
     Tool.objects.filter(name="changed").update(definition={"name": "changed", "description": "another"})
     Tool.objects.filter(name="checked").update(schema_error="no schema")

@@ -1,4 +1,4 @@
-"""What is answered, and by whom: the roster as one server, each member as itself, from memory while it is away."""
+"""Endpoints: the roster as one server, and each member as itself, from memory while the member is not live."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from tests.support.agents import META, GatewayClient, make_token
 from tests.support.agents import MODERN as MODERN_VERSION
 from tests.support.gateway_world import ALL, MODERN, Member, World, event, in_background, request, result, text
 from tests.support.machine import Stopwatch
-from tests.support.scripted_server import Request as Asked
+from tests.support.scripted_server import Request as MemberRequest
 
 
-def echo_params(asked: Asked) -> None:
-    asked.result({"asked": asked.message["method"], **asked.message["params"]})
+def echo_params(incoming: MemberRequest) -> None:
+    incoming.result({"method": incoming.message["method"], **incoming.message["params"]})
 
 
-OFFERING = {
-    "prompts/list": lambda asked: asked.result({"prompts": [{"name": "greet"}]}),
-    "resources/list": lambda asked: asked.result({"resources": [{"uri": "x:1", "name": "x"}]}),
-    "resources/templates/list": lambda asked: asked.result({"resourceTemplates": [{"uriTemplate": "x:{n}"}]}),
+BEHAVIOURS = {
+    "prompts/list": lambda incoming: incoming.result({"prompts": [{"name": "greet"}]}),
+    "resources/list": lambda incoming: incoming.result({"resources": [{"uri": "x:1", "name": "x"}]}),
+    "resources/templates/list": lambda incoming: incoming.result({"resourceTemplates": [{"uriTemplate": "x:{n}"}]}),
     "*": echo_params,
 }
 
 
 @pytest.fixture
 def notes(world: World) -> Member:
-    """A member that offers everything, once the gateway knows of all of it."""
+    """A member with every kind of list, once the gateway has read them all."""
     world.agent()
     tools = [{"name": "echo", "inputSchema": {"type": "object"}}, {"name": "off"}]
-    member = world.member("notes", OFFERING, capabilities=ALL, tools=tools)
+    member = world.member("notes", BEHAVIOURS, capabilities=ALL, tools=tools)
     Tool.objects.filter(name="off").update(enabled=False)
     eventually(lambda: world.agent().begin().ask("prompts/list")["result"]["prompts"])
     return member
 
 
-def introduced(agent: GatewayClient) -> dict[str, Any]:
+def initialize(client: GatewayClient) -> dict[str, Any]:
     params = {"protocolVersion": "2025-06-18", "capabilities": {}}
-    told: dict[str, Any] = agent.send("initialize", **params).json()["result"]
-    return told
+    values: dict[str, Any] = client.send("initialize", **params).json()["result"]
+    return values
 
 
-def test_the_roster_is_introduced_as_all_of_its_members_together(world: World) -> None:
-    told = introduced(world.agent())
-    assert told["capabilities"] == {"tools": {"listChanged": True}}
-    assert told["serverInfo"]["name"] == "guild-hall"
+def test_the_handshake_of_the_roster_has_the_capabilities_of_all_members(world: World) -> None:
+    handshake = initialize(world.agent())
+    assert handshake["capabilities"] == {"tools": {"listChanged": True}}
+    assert handshake["serverInfo"]["name"] == "guild-hall"
     world.member("a", capabilities={"resources": {}})
-    eventually(lambda: "resources" in introduced(world.agent())["capabilities"])
-    assert introduced(world.agent())["capabilities"]["resources"] == {"listChanged": True}
+    eventually(lambda: "resources" in initialize(world.agent())["capabilities"])
+    assert initialize(world.agent())["capabilities"]["resources"] == {"listChanged": True}
     world.member("b", capabilities=ALL)
-    eventually(lambda: "prompts" in introduced(world.agent())["capabilities"])
-    assert introduced(world.agent())["capabilities"] == {
+    eventually(lambda: "prompts" in initialize(world.agent())["capabilities"])
+    assert initialize(world.agent())["capabilities"] == {
         "tools": {"listChanged": True},
         "resources": {"listChanged": True, "subscribe": True},
         "prompts": {"listChanged": True},
@@ -64,17 +64,17 @@ def test_the_roster_is_introduced_as_all_of_its_members_together(world: World) -
     }
 
 
-def test_a_member_is_introduced_as_itself(world: World) -> None:
+def test_the_handshake_of_a_member_has_its_own_name_and_capabilities(world: World) -> None:
     world.member(capabilities={"tools": {"x": 1}, "odd": {}})
     GuildMember.objects.update(instructions="Be kind.", server_info={"title": "Notes!"})
-    told = introduced(world.agent("/mcp/notes"))
-    assert told["capabilities"] == {"tools": {"x": 1, "listChanged": True}, "odd": {}}
-    assert told["serverInfo"] == {"version": "", "title": "Notes!", "name": "notes"}
-    assert told["instructions"] == "Be kind."
+    handshake = initialize(world.agent("/mcp/notes"))
+    assert handshake["capabilities"] == {"tools": {"x": 1, "listChanged": True}, "odd": {}}
+    assert handshake["serverInfo"] == {"version": "", "title": "Notes!", "name": "notes"}
+    assert handshake["instructions"] == "Be kind."
 
 
-HANDSHAKE = {"tools": {"listChanged": False}, "prompts": {"listChanged": True}, "logging": {}}
-DISCOVERED = {
+HANDSHAKE_CAPABILITIES = {"tools": {"listChanged": False}, "prompts": {"listChanged": True}, "logging": {}}
+DISCOVERY_CAPABILITIES = {
     "tools": {"listChanged": True},
     "prompts": {"listChanged": False},
     "resources": {"subscribe": True, "listChanged": True},
@@ -82,92 +82,96 @@ DISCOVERED = {
 }
 
 
-def discovering(asked: Asked) -> None:
-    asked.result(
+def discover(incoming: MemberRequest) -> None:
+    incoming.result(
         {
             "resultType": "complete",
             "supportedVersions": [MODERN_VERSION],
-            "capabilities": DISCOVERED,
+            "capabilities": DISCOVERY_CAPABILITIES,
             "instructions": "In the modern way.",
             "_meta": {f"{META}serverInfo": {"name": "both", "version": "2"}},
         }
     )
 
 
-def test_a_member_that_speaks_both_eras_is_introduced_in_each_with_what_it_says_there(world: World) -> None:
-    member = world.member(behaviours={"server/discover": discovering}, capabilities=HANDSHAKE)
-    agent = world.agent("/mcp/notes")
+def test_a_member_of_both_eras_has_the_capabilities_of_each_era(world: World) -> None:
+    member = world.member(behaviours={"server/discover": discover}, capabilities=HANDSHAKE_CAPABILITIES)
+    client = world.agent("/mcp/notes")
     for _ in range(2):
-        told = agent.modern("server/discover").json()["result"]
-        assert told["capabilities"] == DISCOVERED
-        assert told["instructions"] == "In the modern way."
-        assert told["_meta"] == {f"{META}serverInfo": {"name": "both", "version": "2"}}
-        assert told["supportedVersions"][0] == MODERN_VERSION
-        assert introduced(agent)["capabilities"] == {**HANDSHAKE, "tools": {"listChanged": True}}
+        discovery = client.modern("server/discover").json()["result"]
+        assert discovery["capabilities"] == DISCOVERY_CAPABILITIES
+        assert discovery["instructions"] == "In the modern way."
+        assert discovery["_meta"] == {f"{META}serverInfo": {"name": "both", "version": "2"}}
+        assert discovery["supportedVersions"][0] == MODERN_VERSION
+        assert initialize(client)["capabilities"] == {**HANDSHAKE_CAPABILITIES, "tools": {"listChanged": True}}
         world.live.clear()  # the second time from memory
     assert len(member.messages("server/discover")) == 1
-    member.behaviours["server/discover"] = lambda asked: asked.error(-32601, "Method not found", status=404)
+    member.behaviours["server/discover"] = lambda incoming: incoming.error(-32601, "Method not found", status=404)
     world.live[member.row.pk] = member.restart()
-    assert agent.modern("server/discover").json()["result"]["capabilities"]["logging"] == {}
+    assert client.modern("server/discover").json()["result"]["capabilities"]["logging"] == {}
 
 
 @pytest.mark.parametrize("capabilities", [None, [], {"tools": {"x": "y" * 70_000}}])
-def test_a_member_that_says_nothing_useful_of_itself_is_introduced_by_its_handshake(
+def test_the_capabilities_of_the_handshake_replace_invalid_ones_of_server_discover(
     world: World, capabilities: Any
 ) -> None:
-    told = {"supportedVersions": [MODERN_VERSION], "capabilities": capabilities}
-    world.member(behaviours={"server/discover": lambda asked: asked.result(told)}, capabilities=HANDSHAKE)
-    told = world.agent("/mcp/notes").modern("server/discover").json()["result"]
-    assert told["capabilities"]["prompts"] == {"listChanged": True}
+    discovery = {"supportedVersions": [MODERN_VERSION], "capabilities": capabilities}
+    world.member(
+        behaviours={"server/discover": lambda incoming: incoming.result(discovery)}, capabilities=HANDSHAKE_CAPABILITIES
+    )
+    discovery = world.agent("/mcp/notes").modern("server/discover").json()["result"]
+    assert discovery["capabilities"]["prompts"] == {"listChanged": True}
 
 
-def test_a_member_without_tools_is_not_introduced_as_one_that_has_some(world: World) -> None:
+def test_a_member_without_tools_has_no_tools_in_its_capabilities(world: World) -> None:
     world.member(capabilities={"prompts": {}})
-    assert introduced(world.agent("/mcp/notes"))["capabilities"] == {"prompts": {}}
+    assert initialize(world.agent("/mcp/notes"))["capabilities"] == {"prompts": {}}
 
 
-def test_methods_of_extensions_keep_the_header_that_names_what_they_are_about(world: World) -> None:
+def test_methods_of_extensions_keep_the_header_mcp_name(world: World) -> None:
     member = world.member(behaviours={**MODERN, "*": echo_params})
-    agent = world.agent("/mcp/notes")
-    message, headers = agent.modern_message("jobs/get", jobId="j1")
-    assert agent.post(message, **headers, Mcp_Name="j1").status_code == 200
-    (asked,) = [one for one in member.requests if one.body and one.message["method"] == "jobs/get"]
-    assert asked.headers["mcp-name"] == "j1"
+    client = world.agent("/mcp/notes")
+    message, headers = client.modern_message("jobs/get", jobId="j1")
+    assert client.post(message, **headers, Mcp_Name="j1").status_code == 200
+    (job_request,) = [
+        request for request in member.requests if request.body and request.message["method"] == "jobs/get"
+    ]
+    assert job_request.headers["mcp-name"] == "j1"
 
 
-def test_named_things_go_to_the_member_that_has_them_under_its_own_names(world: World, notes: Member) -> None:
-    agent = world.agent().begin()
-    assert agent.ask("prompts/get", name="notes__greet", arguments={"a": "1"})["result"] == {
-        "asked": "prompts/get",
+def test_prompts_and_resources_reach_their_member_under_its_own_names(world: World, notes: Member) -> None:
+    client = world.agent().begin()
+    assert client.ask("prompts/get", name="notes__greet", arguments={"a": "1"})["result"] == {
+        "method": "prompts/get",
         "name": "greet",
         "arguments": {"a": "1"},
     }
     for uri in ("guild://notes/x:1", "x:1"):
-        assert agent.ask("resources/read", uri=uri)["result"] == {"asked": "resources/read", "uri": "x:1"}
+        assert client.ask("resources/read", uri=uri)["result"] == {"method": "resources/read", "uri": "x:1"}
     ref = {"type": "ref/prompt", "name": "notes__greet"}
-    told = agent.ask("completion/complete", ref=ref, argument={"name": "a"})["result"]
-    assert told["ref"] == {"type": "ref/prompt", "name": "greet"}
+    completion = client.ask("completion/complete", ref=ref, argument={"name": "a"})["result"]
+    assert completion["ref"] == {"type": "ref/prompt", "name": "greet"}
     ref = {"type": "ref/resource", "uri": "guild://notes/x:{n}"}
-    assert agent.ask("completion/complete", ref=ref)["result"]["ref"]["uri"] == "x:{n}"
+    assert client.ask("completion/complete", ref=ref)["result"]["ref"]["uri"] == "x:{n}"
 
 
-def test_what_no_member_has_is_refused_in_the_words_of_the_era(world: World, notes: Member) -> None:
-    old, new = world.agent().begin(), world.agent()
-    assert old.ask("resources/read", uri="y:1")["error"] == {
+def test_an_unknown_name_is_refused_with_the_error_code_of_the_era(world: World, notes: Member) -> None:
+    session_client, modern_client = world.agent().begin(), world.agent()
+    assert session_client.ask("resources/read", uri="y:1")["error"] == {
         "code": -32002,
         "message": "no member has 'y:1'",
         "data": {"uri": "y:1"},
     }
-    assert new.modern("resources/read", uri="y:1").json()["error"]["code"] == -32602
+    assert modern_client.modern("resources/read", uri="y:1").json()["error"]["code"] == -32602
     for method, params in {
         "prompts/get": {"name": "nobody__x"},
         "completion/complete": {"ref": {"type": "ref/prompt", "name": "x"}},
         "tools/call": {"name": "x"},
     }.items():
-        assert old.ask(method, **params)["error"]["code"] == -32602, method
+        assert session_client.ask(method, **params)["error"]["code"] == -32602, method
     for method in ("tools/list", "prompts/list"):
-        assert old.ask(method, cursor="2")["error"]["message"] == "unknown cursor: the list has one page"
-    assert old.ask("odd/method")["error"] == {"code": -32601, "message": "Method not found: 'odd/method'"}
+        assert session_client.ask(method, cursor="2")["error"]["message"] == "unknown cursor: the list has one page"
+    assert session_client.ask("odd/method")["error"] == {"code": -32601, "message": "Method not found: 'odd/method'"}
 
 
 MALFORMED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -185,49 +189,47 @@ MALFORMED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/notes"])
-def test_a_request_that_does_not_say_what_it_is_about_is_refused_and_reaches_no_member(
-    world: World, notes: Member, path: str
-) -> None:
-    old, new = world.agent(path).begin(), world.agent(path)
-    odd_name = {"name": 5, "arguments": {}}
-    assert old.ask("tools/call", **odd_name)["error"]["message"] == "tools/call: name must be a string"
+def test_a_request_with_invalid_params_is_refused_and_reaches_no_member(world: World, notes: Member, path: str) -> None:
+    session_client, modern_client = world.agent(path).begin(), world.agent(path)
+    invalid_params = {"name": 5, "arguments": {}}
+    assert session_client.ask("tools/call", **invalid_params)["error"]["message"] == "tools/call: name must be a string"
     for reason, (method, params) in MALFORMED.items():
-        error = old.ask(method, **params)["error"]
+        error = session_client.ask(method, **params)["error"]
         assert (error["code"], error["message"]) == (-32602, reason)
         if method not in ("resources/subscribe", "resources/unsubscribe"):
-            message, headers = new.modern_message(method)
+            message, headers = modern_client.modern_message(method)
             message["params"] |= params
-            named = params.get("name", params.get("uri"))
-            name = {"Mcp_Name": named} if isinstance(named, str) else {}
-            assert new.post(message, **headers, **name).json()["error"] == error
+            target = params.get("name", params.get("uri"))
+            name_header = {"Mcp_Name": target} if isinstance(target, str) else {}
+            assert modern_client.post(message, **headers, **name_header).json()["error"] == error
         assert notes.messages(method) == []
 
 
 def test_arguments_may_be_left_out_or_null(world: World, notes: Member) -> None:
-    agent = world.agent().begin()
-    assert "result" in agent.ask("tools/call", name="notes__echo")
-    assert "result" in agent.ask("tools/call", name="notes__echo", arguments=None)
+    client = world.agent().begin()
+    assert "result" in client.ask("tools/call", name="notes__echo")
+    assert "result" in client.ask("tools/call", name="notes__echo", arguments=None)
 
 
-def test_what_is_not_found_is_named(world: World, notes: Member) -> None:
-    agent = world.agent().begin()
+def test_the_error_names_the_prompt_or_resource_that_does_not_exist(world: World, notes: Member) -> None:
+    client = world.agent().begin()
     prompt = "no member has the prompt 'greet'; see prompts/list"
-    assert agent.ask("prompts/get", name="greet")["error"] == {"code": -32602, "message": prompt}
+    assert client.ask("prompts/get", name="greet")["error"] == {"code": -32602, "message": prompt}
     ref = {"type": "ref/prompt", "name": "greet"}
-    assert agent.ask("completion/complete", ref=ref)["error"] == {"code": -32602, "message": prompt}
+    assert client.ask("completion/complete", ref=ref)["error"] == {"code": -32602, "message": prompt}
     ref = {"type": "ref/resource", "uri": "y:{n}"}
     resource = "no member has the resource 'y:{n}'; see resources/list"
-    assert agent.ask("completion/complete", ref=ref)["error"] == {"code": -32602, "message": resource}
+    assert client.ask("completion/complete", ref=ref)["error"] == {"code": -32602, "message": resource}
 
 
-def test_a_cancellation_of_true_does_not_cancel_request_one(world: World) -> None:
-    member = world.member(behaviours={"tools/call": lambda asked: asked.hang()}, timeout=2.0)
-    agent, other = world.agent().begin(), world.agent()
-    other.http.headers.update(agent.http.headers)
-    with in_background(lambda: agent.post(request(1, "tools/call", name="notes__echo")).json()["error"]) as ended:
+def test_a_cancellation_of_the_id_true_does_not_cancel_request_1(world: World) -> None:
+    member = world.member(behaviours={"tools/call": lambda incoming: incoming.hang()}, timeout=2.0)
+    client, second_client = world.agent().begin(), world.agent()
+    second_client.http.headers.update(client.http.headers)
+    with in_background(lambda: client.post(request(1, "tools/call", name="notes__echo")).json()["error"]) as errors:
         eventually(lambda: member.messages("tools/call"))
-        assert other.notify("notifications/cancelled", requestId=True).status_code == 202
-    assert ended[0]["data"]["kind"] == "timeout"
+        assert second_client.notify("notifications/cancelled", requestId=True).status_code == 202
+    assert errors[0]["data"]["kind"] == "timeout"
 
 
 # Tasks ------------------------------------------------------------------------------------------------------------
@@ -238,108 +240,108 @@ TASKS = [
 ]
 
 
-def test_a_tool_that_runs_only_as_a_task_is_offered_at_its_members_own_address_alone(world: World) -> None:
-    member = world.member(tools=TASKS, behaviours={"tools/list": lambda asked: asked.result({"tools": TASKS})})
-    agent, own = world.agent().begin(), world.agent("/mcp/notes").begin("2025-11-25", tasks={})
-    assert agent.tools() == ["notes__plain"]
-    refused = agent.call("notes__long")["error"]
-    assert refused["code"] == -32602
-    assert refused["message"].startswith("tool 'long' of member 'notes' runs only as a task")
+def test_a_tool_that_runs_only_as_a_task_is_listed_only_by_its_member(world: World) -> None:
+    member = world.member(tools=TASKS, behaviours={"tools/list": lambda incoming: incoming.result({"tools": TASKS})})
+    client, member_client = world.agent().begin(), world.agent("/mcp/notes").begin("2025-11-25", tasks={})
+    assert client.tools() == ["notes__plain"]
+    error = client.call("notes__long")["error"]
+    assert error["code"] == -32602
+    assert error["message"].startswith("tool 'long' of member 'notes' runs only as a task")
     assert member.messages("tools/call") == []
-    assert own.tools() == ["plain", "long"]
-    own.ask("tools/call", name="long", task={"ttl": 1})
+    assert member_client.tools() == ["plain", "long"]
+    member_client.ask("tools/call", name="long", task={"ttl": 1})
     assert member.messages("tools/call")[-1]["params"] == {"name": "long", "task": {"ttl": 1}}
 
 
-def test_where_no_tasks_are_offered_a_call_as_a_task_is_a_plain_call(world: World) -> None:
+def test_a_call_as_a_task_is_a_plain_call_if_tasks_are_not_available(world: World) -> None:
     member = world.member(tools=TASKS, behaviours=MODERN)
     world.agent().begin().ask("tools/call", name="notes__plain", task={"ttl": 1})
     capabilities = {"extensions": {"io.modelcontextprotocol/tasks": {}, "x/y": {}}, "sampling": {}}
     meta = {f"{META}clientCapabilities": capabilities}
     world.agent().modern("tools/call", name="notes__plain", meta=meta)
-    old, new = (message["params"] for message in member.messages("tools/call"))
-    assert "task" not in old
-    assert new["_meta"][f"{META}clientCapabilities"] == {"extensions": {"x/y": {}}, "sampling": {}}
+    session_params, modern_params = (message["params"] for message in member.messages("tools/call"))
+    assert "task" not in session_params
+    assert modern_params["_meta"][f"{META}clientCapabilities"] == {"extensions": {"x/y": {}}, "sampling": {}}
 
 
-def test_a_tool_that_is_disabled_is_not_there(world: World, notes: Member) -> None:
-    for agent, name in ((world.agent().begin(), "notes__off"), (world.agent("/mcp/notes").begin(), "off")):
-        assert "there is none, or it is disabled" in agent.call(name)["error"]["message"]
+def test_a_disabled_tool_cannot_be_called(world: World, notes: Member) -> None:
+    for client, name in ((world.agent().begin(), "notes__off"), (world.agent("/mcp/notes").begin(), "off")):
+        assert "there is none, or it is disabled" in client.call(name)["error"]["message"]
     assert notes.messages("tools/call") == []
 
 
-def test_a_members_own_list_passes_without_what_is_disabled(world: World, notes: Member) -> None:
+def test_a_members_own_list_passes_without_disabled_tools(world: World, notes: Member) -> None:
     tools = [{"name": "echo", "x": 1}, {"name": "off"}, {"name": "new"}]
-    agent = world.agent("/mcp/notes").begin()
-    notes.behaviours["tools/list"] = lambda asked: asked.result({"tools": tools, "nextCursor": "2"})
-    assert agent.ask("tools/list")["result"] == {"tools": [tools[0], tools[2]], "nextCursor": "2"}
+    client = world.agent("/mcp/notes").begin()
+    notes.behaviours["tools/list"] = lambda incoming: incoming.result({"tools": tools, "nextCursor": "2"})
+    assert client.ask("tools/list")["result"] == {"tools": [tools[0], tools[2]], "nextCursor": "2"}
 
-    def stream(asked: Asked) -> None:
-        asked.stream(event({"jsonrpc": "2.0", "method": "notifications/x"}), event(result(asked.id, tools=tools)))
-        asked.hang_up()
+    def stream(incoming: MemberRequest) -> None:
+        incoming.stream(event({"jsonrpc": "2.0", "method": "notifications/x"}), event(result(incoming.id, tools=tools)))
+        incoming.hang_up()
 
     notes.behaviours["tools/list"] = stream
-    assert agent.tools() == ["echo", "new"]
-    notes.behaviours["tools/list"] = lambda asked: asked.result({"tools": tools[:1]})
-    assert agent.tools() == ["echo"]
-    notes.behaviours["tools/list"] = lambda asked: asked.result({"odd": 1})
-    assert agent.ask("tools/list")["result"] == {"odd": 1}
-    assert agent.ask("prompts/list")["result"] == {"prompts": [{"name": "greet"}]}
-    assert agent.ask("custom/method", a=1)["result"] == {"asked": "custom/method", "a": 1}
+    assert client.tools() == ["echo", "new"]
+    notes.behaviours["tools/list"] = lambda incoming: incoming.result({"tools": tools[:1]})
+    assert client.tools() == ["echo"]
+    notes.behaviours["tools/list"] = lambda incoming: incoming.result({"odd": 1})
+    assert client.ask("tools/list")["result"] == {"odd": 1}
+    assert client.ask("prompts/list")["result"] == {"prompts": [{"name": "greet"}]}
+    assert client.ask("custom/method", a=1)["result"] == {"method": "custom/method", "a": 1}
 
 
-def test_a_members_lists_come_from_memory_while_it_cannot_say(
+def test_a_members_lists_come_from_memory_while_the_member_does_not_respond(
     world: World, notes: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(member_endpoints, "LIST_TIMEOUT", 0.05)
-    agent = world.agent("/mcp/notes").begin()
-    agent.call("echo")
-    notes.behaviours["tools/list"] = lambda asked: asked.hang()
-    assert agent.ask("tools/list")["result"]["tools"] == [{"name": "echo", "inputSchema": {"type": "object"}}]
+    client = world.agent("/mcp/notes").begin()
+    client.call("echo")
+    notes.behaviours["tools/list"] = lambda incoming: incoming.hang()
+    assert client.ask("tools/list")["result"]["tools"] == [{"name": "echo", "inputSchema": {"type": "object"}}]
     world.live.clear()
-    assert agent.tools() == ["echo"]
+    assert client.tools() == ["echo"]
     for method, kind, entry in (
         ("prompts/list", "prompts", {"name": "greet"}),
         ("resources/list", "resources", {"uri": "x:1", "name": "x"}),
         ("resources/templates/list", "resourceTemplates", {"uriTemplate": "x:{n}"}),
     ):
-        assert agent.ask(method)["result"] == {kind: [entry]}
-    assert agent.ask("tools/list", cursor="2")["error"]["code"] == -32602
+        assert client.ask(method)["result"] == {kind: [entry]}
+    assert client.ask("tools/list", cursor="2")["error"]["code"] == -32602
     world.member("bare")
     world.live.clear()
     assert world.agent("/mcp/bare").begin().ask("prompts/list")["result"] == {"prompts": []}
 
 
-def test_a_token_for_single_tools_opens_nothing_else_of_their_member(world: World, notes: Member) -> None:
+def test_a_token_for_single_tools_gives_no_access_to_the_rest_of_the_member(world: World, notes: Member) -> None:
     token = make_token(scope=Token.Scope.TOOLS, tools=[Tool.objects.get(name="echo")])
-    agent = world.agent("/mcp/notes", token=token).begin()
-    assert agent.call("echo")["result"] == text("{}")
-    assert agent.call("new")["error"]["data"] == {"member": "notes", "kind": "forbidden"}
-    assert agent.ask("resources/list")["result"] == {"resources": []}
-    assert "only single tools" in agent.ask("resources/read", uri="x:1")["error"]["message"]
-    notes.behaviours["tools/list"] = lambda asked: asked.result({"tools": [{"name": "echo"}, {"name": "new"}]})
-    assert agent.tools() == ["echo"]
+    client = world.agent("/mcp/notes", token=token).begin()
+    assert client.call("echo")["result"] == text("{}")
+    assert client.call("new")["error"]["data"] == {"member": "notes", "kind": "forbidden"}
+    assert client.ask("resources/list")["result"] == {"resources": []}
+    assert "only single tools" in client.ask("resources/read", uri="x:1")["error"]["message"]
+    notes.behaviours["tools/list"] = lambda incoming: incoming.result({"tools": [{"name": "echo"}, {"name": "new"}]})
+    assert client.tools() == ["echo"]
 
 
-def test_a_log_level_is_sent_to_members_now_and_later(world: World, notes: Member) -> None:
-    agent = world.agent().begin()
-    assert agent.ask("logging/setLevel", level="loud")["error"]["code"] == -32602
-    other = world.member("other", {"*": echo_params})
-    eventually(lambda: "other__echo" in agent.tools())
-    agent.call("notes__echo")
-    assert agent.ask("logging/setLevel", level="warning")["result"] == {}
+def test_a_log_level_is_sent_to_current_and_later_upstream_sessions(world: World, notes: Member) -> None:
+    client = world.agent().begin()
+    assert client.ask("logging/setLevel", level="loud")["error"]["code"] == -32602
+    other_member = world.member("other", {"*": echo_params})
+    eventually(lambda: "other__echo" in client.tools())
+    client.call("notes__echo")
+    assert client.ask("logging/setLevel", level="warning")["result"] == {}
     assert [message["params"] for message in notes.messages("logging/setLevel")] == [{"level": "warning"}]
-    assert other.messages("logging/setLevel") == []
-    agent.call("other__echo")
-    assert [message["params"] for message in other.messages("logging/setLevel")] == [{"level": "warning"}]
+    assert other_member.messages("logging/setLevel") == []
+    client.call("other__echo")
+    assert [message["params"] for message in other_member.messages("logging/setLevel")] == [{"level": "warning"}]
 
 
-def test_a_failure_of_anything_else_than_a_tool_tells_its_member_too(world: World, notes: Member) -> None:
-    notes.behaviours["*"] = lambda asked: asked.http(500, b"oops", kind="text/plain")
+def test_the_error_of_a_method_other_than_tools_call_names_the_member_too(world: World, notes: Member) -> None:
+    notes.behaviours["*"] = lambda incoming: incoming.http(500, b"oops", kind="text/plain")
     error = world.agent().begin().ask("resources/read", uri="x:1")["error"]
     assert error["message"] == "resources/read of member 'notes': answered with HTTP status 500: 'oops'"
     assert error["data"] == {"member": "notes", "kind": "transport"}
-    notes.behaviours["*"] = lambda asked: asked.error(-5, "own words", data=[1])
+    notes.behaviours["*"] = lambda incoming: incoming.error(-5, "own words", data=[1])
     error = world.agent().begin().ask("resources/read", uri="x:1")["error"]
     assert error == {"code": -5, "message": "own words", "data": [1]}
 
@@ -347,29 +349,29 @@ def test_a_failure_of_anything_else_than_a_tool_tells_its_member_too(world: Worl
 # Slots of a member ------------------------------------------------------------------------------------------------
 
 
-def test_calls_of_one_token_that_hang_keep_no_other_token_waiting(world: World) -> None:
-    go_on = threading.Event()
+def test_calls_of_one_token_that_hang_do_not_delay_another_token(world: World) -> None:
+    may_continue = threading.Event()
 
-    def call(asked: Asked) -> None:
-        said = asked.message["params"]["arguments"].get("say", "")
-        if not said:
-            go_on.wait(20)
-        asked.result(text(said))
+    def call(incoming: MemberRequest) -> None:
+        value = incoming.message["params"]["arguments"].get("say", "")
+        if not value:
+            may_continue.wait(20)
+        incoming.result(text(value))
 
     member = world.member(behaviours={"tools/call": call})
-    quick = world.agent(token=make_token()).begin()
-    greedy = world.agent(token=make_token()).begin()
+    quick_client = world.agent(token=make_token()).begin()
+    greedy_client = world.agent(token=make_token()).begin()
     message = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "notes__echo", "arguments": {}}}
-    assert quick.text("notes__echo", say="first") == "first"
-    sent = [greedy.send_only({**message, "id": number}) for number in range(64)]
+    assert quick_client.text("notes__echo", say="first") == "first"
+    connections = [greedy_client.send_only({**message, "id": number}) for number in range(64)]
     try:
         eventually(lambda: len(member.messages("tools/call")) >= 13)
         watch = Stopwatch()
         for number in range(5):
-            assert quick.text("notes__echo", say=str(number)) == str(number)
+            assert quick_client.text("notes__echo", say=str(number)) == str(number)
         assert watch.seconds < 2
         assert len(member.messages("tools/call")) == 1 + 12 + 5
     finally:
-        go_on.set()
-        for connection in sent:
+        may_continue.set()
+        for connection in connections:
             connection.close()

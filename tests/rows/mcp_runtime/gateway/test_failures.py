@@ -1,4 +1,4 @@
-"""What agents are told of a request without an answer, and what is written down of it: one kind for both."""
+"""Requests without a response: the client's error and the row of the call have the same error kind."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from mcp_runtime.security.access import OPERATOR
 from tests.conftest import ROOT
 
 
-def failed(error: ClientError, *, is_sent: bool) -> MethodError:
-    async def told() -> MethodError:
+def method_error_of(error: ClientError, *, is_sent: bool) -> MethodError:
+    async def convert() -> MethodError:
         request = Request("1", "tools/call", {}, Client(OPERATOR, None, {}), Deadline())
         if is_sent:
             request.begin_sending()
         return failures.of_member(error, "notes", request)
 
-    return asyncio.run(told())
+    return asyncio.run(convert())
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
 @pytest.mark.parametrize(
     "error",
     [
-        ConnectError("refused", is_refusal=True),  # in a later round the member has had the call before
+        ConnectError("refused", is_refusal=True),  # in a later round the member already has the call
         ConnectError("reset"),
         HttpStatusError(500),
         RequestTimeoutError(3),
@@ -43,18 +43,18 @@ def failed(error: ClientError, *, is_sent: bool) -> MethodError:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_agent_and_the_record_of_its_call_have_the_same_kind(error: ClientError, is_sent: bool) -> None:
-    told = failed(error, is_sent=is_sent)
-    assert told.data["kind"] == Outcome.of_error(error, member="notes", tool="echo").error_kind
-    assert (told.data["kind"] == "unavailable") is (told.data.get("sent") is False) is not is_sent
+def test_the_client_and_the_row_of_a_call_get_the_same_error_kind(error: ClientError, is_sent: bool) -> None:
+    method_error = method_error_of(error, is_sent=is_sent)
+    assert method_error.data["kind"] == Outcome.of_error(error, member="notes", tool="echo").error_kind
+    assert (method_error.data["kind"] == "unavailable") is (method_error.data.get("sent") is False) is not is_sent
 
 
-def test_the_page_of_the_gateway_has_the_kinds_that_only_the_gateway_has() -> None:
-    async def cancelled() -> MethodError:
+def test_the_page_of_the_gateway_lists_the_error_kinds_that_only_the_gateway_has() -> None:
+    async def cancellation_error() -> MethodError:
         request = Request("1", "tools/call", {}, Client(OPERATOR, None, {}), Deadline())
         request.deadline.is_cancelled = True
         return failures.deadline_error(request)
 
     page = (ROOT / "docs" / "gateway.md").read_text()
-    for error in (asyncio.run(cancelled()), failures.forbidden("bob", "notes", "echo")):
+    for error in (asyncio.run(cancellation_error()), failures.forbidden("bob", "notes", "echo")):
         assert f"| `{error.data['kind']}` |" in page

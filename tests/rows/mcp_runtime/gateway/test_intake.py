@@ -22,7 +22,7 @@ from mcp_runtime.protocol.errors import ProtocolError
 from tests.conftest import eventually
 from tests.support.agents import make_token
 from tests.support.gateway_world import World, text
-from tests.support.scripted_server import Request as Asked
+from tests.support.scripted_server import Request as MemberRequest
 
 ANN, BOB = (1, 10), (2, 20)
 
@@ -82,7 +82,7 @@ def test_a_shape_that_no_client_needs_is_refused_with_the_reason(body: bytes, re
 @pytest.mark.parametrize(
     "body", [b'"\\ud800"', b'"\\u0000"', b'"\\ud83d\\ude00"', b"\xef\xbb\xbf[1.0, -0, 1e2]", b"12" * 20]
 )
-def test_messages_are_decoded_as_everywhere_in_the_hall_but_exactly(body: bytes) -> None:
+def test_messages_are_decoded_as_everywhere_in_the_hall_but_keep_all_characters(body: bytes) -> None:
     assert decode_message(body) == jsonrpc.decode(body, exact=True)
 
 
@@ -116,9 +116,9 @@ def test_bodies_are_counted_by_token_by_user_and_in_all(monkeypatch: pytest.Monk
         for owner, size in (((1, 10), 100), ((1, 11), 50), ((2, 20), 50)):
             open_requests.enter_context(budgets.body_budget(owner))(size)
         for owner, status, reason in (((1, 10), 429, "token"), ((1, 12), 429, "user"), ((3, 30), 503, "together")):
-            with budgets.body_budget(owner) as reserve, pytest.raises(Refusal, match=reason) as refused:
+            with budgets.body_budget(owner) as reserve, pytest.raises(Refusal, match=reason) as refusal:
                 reserve(1)
-            assert (refused.value.status, refused.value.headers) == (status, [(b"retry-after", b"1")])
+            assert (refusal.value.status, refusal.value.headers) == (status, [(b"retry-after", b"1")])
     with budgets.body_budget((3, 30)) as reserve:
         reserve(100)
         reserve(10)  # the body is shorter than the first reservation
@@ -143,9 +143,9 @@ def test_large_messages_of_one_token_wait_for_its_share_of_the_loop_and_others_d
         await budgets.read_message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(intake, "BODY_SECONDS", 0.01)
-            with pytest.raises(Refusal, match="too fast") as refused:
+            with pytest.raises(Refusal, match="too fast") as refusal:
                 await budgets.read_message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
-        assert refused.value.status == 429
+        assert refusal.value.status == 429
         await asyncio.wait_for(budgets.read_message(BOB, Body(), lambda size: None), 1)  # type: ignore[arg-type]
 
     asyncio.run(use())
@@ -155,7 +155,7 @@ def test_large_messages_of_one_token_wait_for_its_share_of_the_loop_and_others_d
 
 
 @contextlib.contextmanager
-def unfinished(world: World, token: str, count: int, length: int = 4_000_000) -> Iterator[list[str]]:
+def send_unfinished(world: World, token: str, count: int, length: int = 4_000_000) -> Iterator[list[str]]:
     """Send requests whose bodies do not end, and yield the status line of the response to each."""
     connections, status_lines = [], []
     head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nExpect: 100-continue\r\n"
@@ -179,36 +179,36 @@ def test_bodies_that_do_not_end_are_counted_before_they_are_read(world: World) -
     world.max_bytes = 8_000_000
     world.member()
     token = make_token()
-    agent, other = world.agent(token=token).begin(), world.agent(token=make_token()).begin()
-    with unfinished(world, token, 10) as status_lines:
+    client, other_client = world.agent(token=token).begin(), world.agent(token=make_token()).begin()
+    with send_unfinished(world, token, 10) as status_lines:
         assert status_lines == [CONTINUE] * 4 + [TOO_MANY] * 6
-        refused = agent.send("tools/call", name="notes__echo", arguments={})
-        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
-        assert "this token may have 16,000,000 bytes" in refused.json()["error"]["message"]
-        big = "x" * 3_500_000
-        assert len(other.text("notes__echo", a=big)) > len(big)
+        response = client.send("tools/call", name="notes__echo", arguments={})
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        assert "this token may have 16,000,000 bytes" in response.json()["error"]["message"]
+        large_text = "x" * 3_500_000
+        assert len(other_client.text("notes__echo", a=large_text)) > len(large_text)
 
 
 def test_the_bytes_of_a_body_are_released_at_its_end(world: World) -> None:
     world.member()
     token = make_token()
-    agent = world.agent(token=token).begin()
+    client = world.agent(token=token).begin()
 
     def all_fit() -> bool:
-        with unfinished(world, token, 4) as status_lines:
+        with send_unfinished(world, token, 4) as status_lines:
             return status_lines == [CONTINUE] * 4
 
     for _ in range(3):
         eventually(all_fit)
-        assert agent.post(b"{").status_code in (400, 429)
-    eventually(lambda: "result" in agent.call("notes__echo"))
+        assert client.post(b"{").status_code in (400, 429)
+    eventually(lambda: "result" in client.call("notes__echo"))
 
 
 def test_a_body_in_chunks_is_counted_as_it_comes(world: World) -> None:
     world.max_bytes = 8_000_000
     world.member()
     token = make_token()
-    agent = world.agent(token=token).begin()
+    client = world.agent(token=token).begin()
     arguments = {"a": base64.b64encode(os.urandom(2_000_000)).decode()}
     message = {
         "jsonrpc": "2.0",
@@ -218,25 +218,25 @@ def test_a_body_in_chunks_is_counted_as_it_comes(world: World) -> None:
     }
     body = json.dumps(message).encode()
 
-    def chunked(data: bytes) -> Any:
+    def send_in_chunks(data: bytes) -> Any:
         parts = (data[start : start + 10_000] for start in range(0, len(data), 10_000))
-        return agent.http.post(agent.url, data=parts, headers={"Content-Type": "application/json"}, timeout=20)
+        return client.http.post(client.url, data=parts, headers={"Content-Type": "application/json"}, timeout=20)
 
-    assert json.loads(chunked(body).json()["result"]["content"][0]["text"]) == arguments
-    assert chunked(body + b" " * 1_400_000).status_code == 413
-    with unfinished(world, token, 4, 3_900_000) as status_lines:
+    assert json.loads(send_in_chunks(body).json()["result"]["content"][0]["text"]) == arguments
+    assert send_in_chunks(body + b" " * 1_400_000).status_code == 413
+    with send_unfinished(world, token, 4, 3_900_000) as status_lines:
         assert status_lines == [CONTINUE] * 4
-        assert chunked(body).status_code == 429
+        assert send_in_chunks(body).status_code == 429
 
 
 def test_a_message_that_is_refused_for_its_shape_gets_the_reason_and_delays_nobody(world: World) -> None:
-    def call(asked: Asked) -> None:
-        asked.result(text("done"))
+    def call(incoming: MemberRequest) -> None:
+        incoming.result(text("done"))
 
     world.member(behaviours={"tools/call": call})
-    agent = world.agent(token=make_token()).begin()
+    client = world.agent(token=make_token()).begin()
     body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"notes__echo","arguments":{"a":[%b{}]}}}'
-    response = agent.post(body % (b"{}," * 1_200_000))
+    response = client.post(body % (b"{}," * 1_200_000))
     assert response.status_code == 400
     assert response.json()["error"] == {"code": -32700, "message": "Parse error: the body has more than 100,000 values"}
-    assert agent.text("notes__echo", a=[{}] * 50_000) == "done"
+    assert client.text("notes__echo", a=[{}] * 50_000) == "done"

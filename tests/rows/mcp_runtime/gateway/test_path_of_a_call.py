@@ -8,18 +8,18 @@ from tests.support.trace import threads_traced
 MAX_FILES, MAX_CHANGES = 26, 60
 
 
-def test_a_call_passes_few_files_and_seldom_turns_from_one_to_another(world: World) -> None:
+def test_a_call_passes_few_files_and_changes_between_them_seldom(world: World) -> None:
     with threads_traced("gateway") as trace:
         world.member("notes")
-        agent = world.agent().begin()
-        for _ in range(3):  # the first ones begin sessions and open connections
-            assert "result" in agent.call("notes__echo", a=1)
+        client = world.agent().begin()
+        for _ in range(3):  # the first calls begin sessions and open connections
+            assert "result" in client.call("notes__echo", a=1)
         paths = []
         for _ in range(10):
             with trace.recorded():
-                assert "result" in agent.call("notes__echo", a=1)
+                assert "result" in client.call("notes__echo", a=1)
             paths.append(trace.visits)
     path = min(paths, key=len)
-    told = "\n".join(f"{file}: {', '.join(functions)}" for file, functions in path)
-    assert 10 < len({file for file, _ in path}) <= MAX_FILES, told
-    assert len(path) - 1 <= MAX_CHANGES, told
+    report = "\n".join(f"{file}: {', '.join(functions)}" for file, functions in path)
+    assert 10 < len({file for file, _ in path}) <= MAX_FILES, report
+    assert len(path) - 1 <= MAX_CHANGES, report

@@ -1,4 +1,4 @@
-"""Who looks at the admin, and a hall with one member."""
+"""Users of the admin, and a hall with one member."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from tests.support.admin import make_member, make_tool
 
 @pytest.fixture(autouse=True)
 def _static_root() -> None:
-    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+    # WhiteNoise warns about a missing folder, and here a warning is an error.
     settings.STATIC_ROOT.mkdir(exist_ok=True)
 
 
 @pytest.fixture
 def alice() -> User:
-    """May do everything."""
+    """A user with all permissions."""
     return User.objects.create_superuser("alice")
 
 
 @pytest.fixture
 def bob() -> User:
-    """May log in to the admin, and nothing else."""
+    """A user who may only log in to the admin."""
     return User.objects.create_user("bob", is_staff=True)
 
 
 @pytest.fixture
 def page(client: Client, alice: User) -> Client:
-    """A browser in which alice is logged in."""
+    """A browser where alice is logged in."""
     client.force_login(alice)
     return client
 
 
 @pytest.fixture
 def runtime() -> Iterator[None]:
-    """As if a runtime were alive."""
+    """As if a runtime were live."""
     lease_id = lease.take()
     yield
     lease.release(lease_id)

@@ -1,4 +1,4 @@
-"""Parts of pages that stay true by themselves: what the server answers to those who ask again and again."""
+"""Parts of pages that update automatically: the responses of the server to repeated requests."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ from roster.admin import live
 TEMPLATE = "roster/runtime.html"
 
 
-def ask(held: str = "", **headers: str) -> HttpRequest:
-    return RequestFactory().get("/", headers={**({"If-None-Match": held} if held else {}), **headers})
+def make_request(etag: str = "", **headers: str) -> HttpRequest:
+    return RequestFactory().get("/", headers={**({"If-None-Match": etag} if etag else {}), **headers})
 
 
-def answer(held: str = "", alive: bool = False, **rest: Any) -> HttpResponse:
-    return live.part(ask(held), TEMPLATE, lambda: {"alive": alive}, **rest)
+def get_part(etag: str = "", alive: bool = False, **rest: Any) -> HttpResponse:
+    return live.part(make_request(etag), TEMPLATE, lambda: {"alive": alive}, **rest)
 
 
-def test_a_part_that_the_page_has_already_is_not_sent_again() -> None:
-    first = answer()
+def test_a_part_that_the_page_already_has_is_not_sent_again() -> None:
+    first = get_part()
     assert b"No runtime is alive" in first.content
 
-    again = answer(first.headers["ETag"])
+    second = get_part(first.headers["ETag"])
 
-    assert again.status_code == 304
-    assert not again.content
-    assert again.headers["ETag"] == first.headers["ETag"]
+    assert second.status_code == 304
+    assert not second.content
+    assert second.headers["ETag"] == first.headers["ETag"]
 
 
 def test_a_part_that_changed_is_sent() -> None:
-    first = answer()
-    changed = answer(first.headers["ETag"], alive=True)
-    assert changed.status_code == 200
-    assert changed.headers["ETag"] != first.headers["ETag"]
+    first = get_part()
+    second = get_part(first.headers["ETag"], alive=True)
+    assert second.status_code == 200
+    assert second.headers["ETag"] != first.headers["ETag"]
 
 
-def test_a_tag_that_a_proxy_made_weak_still_counts() -> None:
-    assert answer(f"W/{answer().headers['ETag']}").status_code == 304
+def test_a_weak_etag_of_a_proxy_is_accepted() -> None:
+    assert get_part(f"W/{get_part().headers['ETag']}").status_code == 304
 
 
-def test_with_a_version_nothing_is_looked_up_for_a_304() -> None:
-    def look_up() -> dict[str, Any]:
-        raise AssertionError("it was looked up")
+def test_with_a_version_a_304_needs_no_context() -> None:
+    def fail() -> dict[str, Any]:
+        raise AssertionError("the context was read")
 
     tag = live.etag("version", 7)
-    assert live.part(ask(tag), TEMPLATE, look_up, tag=tag).status_code == 304
+    assert live.part(make_request(tag), TEMPLATE, fail, tag=tag).status_code == 304
     with pytest.raises(AssertionError):
-        live.part(ask(tag), TEMPLATE, look_up, tag=live.etag("version", 8))
+        live.part(make_request(tag), TEMPLATE, fail, tag=live.etag("version", 8))
 
 
-def test_versions_of_different_parts_do_not_run_together() -> None:
+def test_the_etags_of_different_parts_are_different() -> None:
     assert live.etag("a", "bc") != live.etag("ab", "c")
 
 
-@pytest.mark.parametrize("done", [True, False])
-def test_every_answer_says_whether_to_go_on_asking(done: bool) -> None:
-    first = answer(is_final=done)
-    again = answer(first.headers["ETag"], is_final=done)
-    assert [first.headers["X-Live"], again.headers["X-Live"]] == ["done" if done else "part"] * 2
+@pytest.mark.parametrize("is_final", [True, False])
+def test_every_response_tells_whether_to_ask_again(is_final: bool) -> None:
+    first = get_part(is_final=is_final)
+    second = get_part(first.headers["ETag"], is_final=is_final)
+    assert [first.headers["X-Live"], second.headers["X-Live"]] == ["done" if is_final else "part"] * 2
 
 
-def test_a_form_in_a_part_does_not_make_it_new_each_time(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its token is masked anew whenever it is written."""
+def test_a_form_in_a_part_does_not_change_its_version(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Django masks the token of the form in a new way each time."""
     monkeypatch.setattr(live, "render_to_string", lambda *_: f'<input name="csrfmiddlewaretoken" value="{token()}">')
     request = RequestFactory().get("/")
 
@@ -81,31 +81,31 @@ def test_a_form_in_a_part_does_not_make_it_new_each_time(tmp_path: Any, monkeypa
 
     assert token() != token()
     first = live.part(request, "", dict)
-    assert live.part(ask(first.headers["ETag"]), "", dict).status_code == 304
+    assert live.part(make_request(first.headers["ETag"]), "", dict).status_code == 304
 
 
-def test_a_button_answers_a_script_with_its_messages_and_a_browser_with_a_page() -> None:
-    def pressed(**headers: str) -> Any:
+def test_a_button_responds_to_a_script_with_messages_and_to_a_browser_with_a_page() -> None:
+    def press(**headers: str) -> Any:
         request = RequestFactory().post("/", headers=headers)
-        request.session = {}  # type: ignore[assignment]  # all that the messages want of one
+        request.session = {}  # type: ignore[assignment]  # the messages need only this
         MessageMiddleware(lambda _: HttpResponse()).process_request(request)
         messages.warning(request, "<b>no</b>")
         return live.form_response(request, HttpResponse("page"))
 
-    assert pressed(**{"X-Live": "form"}).content == b'{"messages": [{"level": "warning", "text": "<b>no</b>"}]}'
-    assert pressed().content == b"page"
+    assert press(**{"X-Live": "form"}).content == b'{"messages": [{"level": "warning", "text": "<b>no</b>"}]}'
+    assert press().content == b"page"
 
 
 @pytest.mark.django_db
-def test_the_banner_comes_and_goes_with_the_runtime(client: Client) -> None:
+def test_the_banner_is_shown_only_without_a_runtime(client: Client) -> None:
     settings.STATIC_ROOT.mkdir(exist_ok=True)
     client.force_login(User.objects.create_user("bob", is_staff=True))
     address = reverse("admin:roster_runtime")
 
-    without = client.get(address)
-    assert "No runtime is alive" in without.content.decode()
+    response = client.get(address)
+    assert "No runtime is alive" in response.content.decode()
     lease_id = lease.take()
-    held = {"If-None-Match": without.headers["ETag"]}
-    assert client.get(address, headers=held).content.strip() == b""
+    headers = {"If-None-Match": response.headers["ETag"]}
+    assert client.get(address, headers=headers).content.strip() == b""
     lease.release(lease_id)
-    assert client.get(address, headers=held).status_code == 304
+    assert client.get(address, headers=headers).status_code == 304

@@ -1,4 +1,4 @@
-"""Members in the admin: the list, the page, the buttons, and who a member is reserved for."""
+"""Members in the admin: the list, the page, the buttons, and the groups that a member is reserved for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
 from roster.admin.members import screens as member_screens
-from roster.models import GuildMember, StatusChange, Token, Tool
+from roster.models import GuildMember, Node, StatusChange, Token, Tool
 from tests.support.admin import (
     ADD_TOKEN,
     ESCAPED,
@@ -36,6 +36,7 @@ from tests.support.admin import (
     messages_of,
     page_of,
 )
+from tests.support.leases import add_node
 
 pytestmark = pytest.mark.django_db
 
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.django_db
 # Members ----------------------------------------------------------------------------------------------------------
 
 
-def shown(response: Any, name: str) -> str:
+def row_text(response: Any, name: str) -> str:
     """The member's row of the list, as text."""
     rows = re.findall(r"<tr>.*?</tr>", html(response), re.DOTALL)
     row = next(row for row in rows if f">{name}</a>" in row)
@@ -56,55 +57,73 @@ def test_a_remote_server_is_shown_with_its_url_and_the_references_in_its_headers
     manifest = {"name": "far", "version": "1", "url": url, "headers": {"Authorization": "Bearer ${env:A_TOKEN}"}}
     member = make_member("far", manifest=manifest, server_url=url, status="connected", started_at=timezone.now())
     assert url in html(page.get(list_of("guildmember")))
-    shown = html(page.get(page_of(member)))
-    assert url in shown
-    assert "Bearer ${env:A_TOKEN}" in shown
-    assert "This member is a remote server. Its log is on that server." in shown
+    text = html(page.get(page_of(member)))
+    assert url in text
+    assert "Bearer ${env:A_TOKEN}" in text
+    assert "This member is a remote server. Its log is on that server." in text
 
 
 @pytest.mark.usefixtures("runtime")
-def test_the_list_says_status_endpoint_and_tools(page: Client, example: GuildMember, echo: Tool) -> None:
+def test_the_list_shows_status_endpoint_and_tools(page: Client, example: GuildMember, echo: Tool) -> None:
     make_tool(example, "off", enabled=False)
     make_tool(example, "gone", listed=False)
 
-    assert "The Example connected http://localhost:20000/mcp 1" in shown(page.get(list_of("guildmember")), "example")
+    assert "The Example connected http://localhost:20000/mcp 1" in row_text(page.get(list_of("guildmember")), "example")
 
 
 @pytest.mark.usefixtures("runtime")
-def test_the_error_stands_in_the_list_on_one_line(page: Client) -> None:
+def test_the_list_shows_the_error_on_one_line(page: Client) -> None:
     make_member("bad", status="error", last_error="ended with exit code 1\nTraceback:\n  boom")
 
-    assert "ended with exit code 1 Traceback: boom" in shown(page.get(list_of("guildmember")), "bad")
+    assert "ended with exit code 1 Traceback: boom" in row_text(page.get(list_of("guildmember")), "bad")
 
 
 @pytest.mark.usefixtures("runtime")
-def test_the_list_says_how_a_long_start_gets_on(page: Client) -> None:
+def test_the_list_shows_the_progress_of_a_long_start(page: Client) -> None:
     since = timezone.now() - timedelta(seconds=12.2)
     member = make_member("slow", status="starting", status_changed_at=since, progress="Downloading <b>foo</b>")
 
     progress = re.compile(r"starting for 1[2-9] s: Downloading &lt;b&gt;foo")
-    assert progress.search(shown(page.get(list_of("guildmember")), "slow"))
+    assert progress.search(row_text(page.get(list_of("guildmember")), "slow"))
     assert progress.search(html(page.get(page_of(member))))
 
 
-def test_without_a_live_runtime_nobody_is_shown_as_connected(page: Client, example: GuildMember) -> None:
-    row = shown(page.get(list_of("guildmember")), "example")
+def test_without_a_live_runtime_no_member_is_shown_as_connected(page: Client, example: GuildMember) -> None:
+    row = row_text(page.get(list_of("guildmember")), "example")
 
     assert "disconnected" in row
     assert "20000" not in row
     assert "4242" not in html(page.get(page_of(example)))
 
 
-def test_without_a_live_runtime_old_errors_are_not_told_but_faulty_folders_are(page: Client) -> None:
+def test_a_member_is_shown_as_connected_only_while_its_own_node_is_alive(page: Client, runtime: None) -> None:
+    node = add_node("b")
+    member = make_member("example", status="connected", pid=4242, node=node)
+    assert "connected" in row_text(page.get(list_of("guildmember")), "example").split()
+    assert "4242" in html(page.get(page_of(member)))
+
+    Node.objects.filter(pk=node.pk).update(lease_id=None)
+    assert "disconnected" in row_text(page.get(list_of("guildmember")), "example").split()
+    assert "4242" not in html(page.get(page_of(member)))
+    assert "No runtime is alive" not in html(page.get(page_of(member)))
+    assert page.get(list_of("guildmember"), {"status": "disconnected"}).context["cl"].result_count == 1
+
+
+def test_the_roster_names_the_node_that_does_not_answer(page: Client, runtime: None) -> None:
+    make_member("example", status="connected", node=add_node("b", is_alive=False))
+    assert "The node &#x27;b&#x27; that owns this member does not answer." in html(page.get("/admin/"))
+
+
+def test_without_a_live_runtime_old_errors_are_hidden_but_invalid_manifests_are_shown(page: Client) -> None:
     make_member("crashed", status="error", last_error="ended long ago")
     make_member("faulty", manifest_error="no transport")
 
-    assert "ended long ago" not in shown(page.get(list_of("guildmember")), "crashed")
-    assert "error" in shown(page.get(list_of("guildmember")), "faulty")
-    assert "no transport" in shown(page.get(list_of("guildmember")), "faulty")
+    assert "ended long ago" not in row_text(page.get(list_of("guildmember")), "crashed")
+    assert "error" in row_text(page.get(list_of("guildmember")), "faulty")
+    assert "no transport" in row_text(page.get(list_of("guildmember")), "faulty")
 
 
-def test_the_status_filter_goes_by_the_status_that_is_shown(page: Client, example: GuildMember) -> None:
+def test_the_status_filter_uses_the_status_that_is_shown(page: Client, example: GuildMember) -> None:
     address = list_of("guildmember")
 
     assert page.get(address, {"status": "connected"}).context["cl"].result_count == 0
@@ -114,7 +133,7 @@ def test_the_status_filter_goes_by_the_status_that_is_shown(page: Client, exampl
     lease.release(lease_id)
 
 
-def test_members_whose_folder_is_gone_are_hidden_until_asked_for(page: Client) -> None:
+def test_removed_members_are_hidden_without_the_filter(page: Client) -> None:
     make_member("here")
     make_member("gone", removed_at=timezone.now())
 
@@ -127,7 +146,7 @@ def test_members_whose_folder_is_gone_are_hidden_until_asked_for(page: Client) -
 
 
 @pytest.mark.usefixtures("runtime")
-def test_the_page_shows_facts_tools_changes_and_the_end_of_the_log(
+def test_the_page_shows_data_tools_status_changes_and_the_end_of_the_log(
     page: Client, example: GuildMember, echo: Tool
 ) -> None:
     StatusChange.objects.create(member=example, old="connected", new="error", cause="exit", message="it just went")
@@ -145,7 +164,7 @@ def test_the_page_shows_facts_tools_changes_and_the_end_of_the_log(
     assert f"last words {ESCAPED}" in text
 
 
-def test_values_of_the_environment_stay_off_the_screen(page: Client, example: GuildMember) -> None:
+def test_values_of_the_environment_are_not_shown(page: Client, example: GuildMember) -> None:
     text = html(page.get(page_of(example)))
 
     assert "API_KEY" in text
@@ -153,20 +172,20 @@ def test_values_of_the_environment_stay_off_the_screen(page: Client, example: Gu
 
 
 @pytest.mark.usefixtures("runtime")
-def test_an_action_is_done_where_it_applies_and_reports_both_sides(page: Client, example: GuildMember) -> None:
-    asleep = make_member("asleep", desired_state="stopped")
-    off = make_member("off", enabled=False)
-    broken = make_member("broken", manifest={}, manifest_error="no such thing")
+def test_an_action_changes_the_suitable_members_and_reports_both_groups(page: Client, example: GuildMember) -> None:
+    stopped = make_member("asleep", desired_state="stopped")
+    disabled = make_member("off", enabled=False)
+    invalid = make_member("broken", manifest={}, manifest_error="no such thing")
 
-    response = act(page, "guildmember", "start_members", example, asleep, off, broken)
+    response = act(page, "guildmember", "start_members", example, stopped, disabled, invalid)
 
     assert messages_of(response) == [
         "Start requested (1): asleep.",
         "Not changed (3): broken: its guild-member.json has an error; example: it is already connected; "
         "off: it is disabled.",
     ]
-    asleep.refresh_from_db()
-    assert asleep.desired_state == "running"
+    stopped.refresh_from_db()
+    assert stopped.desired_state == "running"
 
 
 @pytest.mark.usefixtures("runtime")
@@ -178,7 +197,7 @@ def test_an_action_is_done_where_it_applies_and_reports_both_sides(page: Client,
         ("refresh", "refresh_requested_at", None),
     ],
 )
-def test_actions_leave_their_request_on_the_row(
+def test_actions_write_their_request_to_the_row(
     page: Client, example: GuildMember, verb: str, column: str, value: str | None
 ) -> None:
     act(page, "guildmember", f"{verb}_members", example)
@@ -188,7 +207,7 @@ def test_actions_leave_their_request_on_the_row(
     assert column_value == value if value else column_value is not None
 
 
-def test_disable_and_enable_go_there_and_back(page: Client, example: GuildMember) -> None:
+def test_a_member_can_be_disabled_and_enabled_again(page: Client, example: GuildMember) -> None:
     act(page, "guildmember", "disable_members", example)
     example.refresh_from_db()
     assert not example.enabled
@@ -198,14 +217,14 @@ def test_disable_and_enable_go_there_and_back(page: Client, example: GuildMember
     assert example.enabled
 
 
-def test_tools_of_a_member_that_no_runtime_runs_cannot_be_refreshed(page: Client, example: GuildMember) -> None:
+def test_tools_of_a_member_without_a_runtime_cannot_be_refreshed(page: Client, example: GuildMember) -> None:
     response = act(page, "guildmember", "refresh_members", example)
 
     assert messages_of(response) == ["Not changed (1): example: it is disconnected."]
 
 
 @pytest.mark.usefixtures("runtime")
-def test_buttons_of_the_page_work_and_are_written_to_its_history(page: Client, example: GuildMember) -> None:
+def test_buttons_of_the_page_work_and_are_recorded_in_its_history(page: Client, example: GuildMember) -> None:
     assert "/do/start/" not in html(page.get(page_of(example)))
 
     response = page.post(reverse("admin:roster_guildmember_verb", args=[example.pk, "stop"]), follow=True)
@@ -216,12 +235,12 @@ def test_buttons_of_the_page_work_and_are_written_to_its_history(page: Client, e
     assert LogEntry.objects.get().get_change_message() == "Stop requested."
 
 
-def test_an_unknown_verb_or_member_is_not_found(page: Client, example: GuildMember) -> None:
+def test_an_unknown_verb_or_member_is_404(page: Client, example: GuildMember) -> None:
     assert page.post(reverse("admin:roster_guildmember_verb", args=[example.pk, "explode"])).status_code == 404
     assert page.post(reverse("admin:roster_guildmember_verb", args=[0, "stop"])).status_code == 404
 
 
-def test_members_are_controlled_by_post_alone_and_with_the_permission(
+def test_members_are_controlled_only_by_post_and_with_the_permission(
     client: Client, bob: User, example: GuildMember
 ) -> None:
     allow(bob, "view_guildmember")
@@ -242,14 +261,14 @@ def test_members_are_controlled_by_post_alone_and_with_the_permission(
     assert example.desired_state == "stopped"
 
 
-def test_buttons_want_the_token_against_forgery(alice: User, example: GuildMember) -> None:
-    careful = Client(enforce_csrf_checks=True)
-    careful.force_login(alice)
+def test_buttons_need_the_csrf_token(alice: User, example: GuildMember) -> None:
+    strict_client = Client(enforce_csrf_checks=True)
+    strict_client.force_login(alice)
 
-    assert careful.post(reverse("admin:roster_guildmember_verb", args=[example.pk, "stop"])).status_code == 403
+    assert strict_client.post(reverse("admin:roster_guildmember_verb", args=[example.pk, "stop"])).status_code == 403
 
 
-def test_sync_reads_the_folder_and_says_what_changed(page: Client, tmp_path: Path, settings: Any) -> None:
+def test_sync_reads_the_folder_and_reports_the_changes(page: Client, tmp_path: Path, settings: Any) -> None:
     settings.GUILD_HALL_MEMBERS_DIR = tmp_path
     (tmp_path / "new").mkdir()
     manifest = {"name": "new", "version": "1.0.0", "transport": "http", "command": "true", "args": ["${PORT}"]}
@@ -261,13 +280,13 @@ def test_sync_reads_the_folder_and_says_what_changed(page: Client, tmp_path: Pat
     assert GuildMember.objects.get().name == "new"
 
 
-def test_a_member_can_be_deleted_once_its_folder_is_gone(page: Client, example: GuildMember, echo: Tool) -> None:
+def test_only_a_removed_member_can_be_deleted(page: Client, example: GuildMember, echo: Tool) -> None:
     make_call(example)
-    gone = reverse("admin:roster_guildmember_delete", args=[example.pk])
-    assert page.post(gone, {"post": "yes"}).status_code == 403
+    delete_url = reverse("admin:roster_guildmember_delete", args=[example.pk])
+    assert page.post(delete_url, {"post": "yes"}).status_code == 403
 
     GuildMember.objects.filter(pk=example.pk).update(removed_at=timezone.now())
-    assert page.post(gone, {"post": "yes"}).status_code == 302
+    assert page.post(delete_url, {"post": "yes"}).status_code == 302
 
     assert not GuildMember.objects.exists()
     assert not Tool.objects.exists()
@@ -280,9 +299,9 @@ def test_a_member_whose_process_still_runs_is_not_deleted(page: Client, example:
     assert page.post(reverse("admin:roster_guildmember_delete", args=[example.pk]), {"post": "yes"}).status_code == 403
 
 
-def test_deleting_many_takes_only_those_that_are_gone(page: Client) -> None:
-    here, gone = make_member("here"), make_member("gone", removed_at=timezone.now())
-    data = {"action": "delete_selected", "_selected_action": [here.pk, gone.pk], "post": "yes"}
+def test_the_deletion_of_many_members_deletes_only_removed_ones(page: Client) -> None:
+    present_member, removed_member = make_member("here"), make_member("gone", removed_at=timezone.now())
+    data = {"action": "delete_selected", "_selected_action": [present_member.pk, removed_member.pk], "post": "yes"}
 
     response = page.post(f"{list_of('guildmember')}?folder=any", data, follow=True)
 
@@ -297,13 +316,13 @@ def test_every_verb_of_control_has_its_button() -> None:
 # Members that are reserved for groups -----------------------------------------------------------------------------
 
 
-def test_a_reserved_member_is_nowhere_for_who_is_in_no_group_of_it(
+def test_a_reserved_member_is_hidden_from_users_outside_its_groups(
     client: Client, bob: User, echo: Tool, writers: Group
 ) -> None:
     open_tool = make_tool(make_member("open"), "hum")
     make_call(echo.member)
     StatusChange.objects.create(member=echo.member, old="starting", new="connected", cause="handshake")
-    views = ["view_guildmember", "view_tool", "view_call", "view_statuschange", "view_portallocation"]
+    views = ["view_guildmember", "view_tool", "view_call", "view_statuschange", "view_portallocation", "view_node"]
     allow(bob, "invoke_tool", "control_member", "add_token", "view_token", *views)
     client.force_login(bob)
     call_form = reverse("admin:roster_tool_call", args=[echo.pk])
@@ -326,21 +345,21 @@ def test_a_reserved_member_is_nowhere_for_who_is_in_no_group_of_it(
     assert client.post(call_form, {"arguments": '{"text": "hi"}'}).status_code == 302
 
 
-def test_a_call_of_ones_own_stays_in_sight_when_its_member_is_reserved_for_others(
+def test_a_users_own_call_stays_visible_after_its_member_is_reserved(
     client: Client, bob: User, example: GuildMember, writers: Group
 ) -> None:
-    own = make_call(example, requested_by=bob)
+    own_call = make_call(example, requested_by=bob)
     client.force_login(bob)
-    assert client.get(page_of(own)).status_code == 200
+    assert client.get(page_of(own_call)).status_code == 200
 
 
-def test_the_groups_of_a_member_are_chosen_on_a_page_of_their_own(page: Client, example: GuildMember) -> None:
+def test_the_groups_of_a_member_are_chosen_on_their_own_page(page: Client, example: GuildMember) -> None:
     group = Group.objects.create(name="writers")
     form = reverse("admin:roster_guildmember_groups", args=[example.pk])
     assert form in html(page.get(page_of(example)))
     assert "all users who may call tools can use it" in html(page.get(page_of(example)))
-    said = html(page.post(form, {"groups": [group.pk]}, follow=True))
-    assert "Reserved for: writers." in said
+    text = html(page.post(form, {"groups": [group.pk]}, follow=True))
+    assert "Reserved for: writers." in text
     assert list(example.groups.all()) == [group]
     assert "checked" in html(page.get(form))
     page.post(form, {})
@@ -348,7 +367,7 @@ def test_the_groups_of_a_member_are_chosen_on_a_page_of_their_own(page: Client, 
     assert LogEntry.objects.filter(change_message__startswith="Reserved for").count() == 2
 
 
-def test_choosing_groups_wants_the_permission_to_change_members(
+def test_choosing_groups_needs_the_permission_to_change_members(
     client: Client, bob: User, example: GuildMember
 ) -> None:
     allow(bob, "view_guildmember", "control_member")
@@ -361,9 +380,7 @@ def test_choosing_groups_wants_the_permission_to_change_members(
     assert client.get(form).status_code == 200
 
 
-def test_a_group_that_members_are_reserved_for_is_not_deleted(
-    page: Client, example: GuildMember, writers: Group
-) -> None:
+def test_a_group_of_a_reserved_member_is_not_deleted(page: Client, example: GuildMember, writers: Group) -> None:
     page.post(reverse("admin:auth_group_delete", args=[writers.pk]), {"post": "yes"})
     assert list(example.groups.all()) == [writers]
 

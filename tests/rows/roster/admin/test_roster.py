@@ -1,4 +1,4 @@
-"""The roster: the first page, a card per member. No runtime runs here; rows say what it would say."""
+"""The roster: the first page, with a card for each member. No runtime runs here. The tests write its rows."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from mcp_runtime.control.members import reserve_member
 from mcp_runtime.rows import lease
 from roster.admin.members import roster as roster_screen
 from roster.models import Call, GuildMember, PortAllocation, Tool
+from tests.support.leases import current_lease_id, own_node
 
 pytestmark = pytest.mark.django_db
 
@@ -28,29 +29,30 @@ EVIL = "<script>alert('x')</script>"
 
 
 @pytest.fixture(autouse=True)
-def _as_at_the_start() -> None:
-    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+def _initial_state() -> None:
+    # WhiteNoise warns about a missing folder, and here a warning is an error.
     settings.STATIC_ROOT.mkdir(exist_ok=True)
     roster_screen.last_hour.forget()
 
 
 @pytest.fixture
 def page(client: Client) -> Client:
-    """A browser in which somebody is logged in who may do everything."""
+    """A browser where a user with all permissions is logged in."""
     client.force_login(User.objects.create_superuser("alice"))
     return client
 
 
 @pytest.fixture
 def runtime() -> Iterator[None]:
-    """As if a runtime were alive."""
+    """As if a runtime were live."""
     lease_id = lease.take()
     yield
     lease.release(lease_id)
 
 
 def make_member(name: str, **columns: Any) -> GuildMember:
-    return GuildMember.objects.create(**{"name": name, "directory": name, "status": "connected", **columns})
+    defaults = {"name": name, "directory": name, "status": "connected", "node": own_node()}
+    return GuildMember.objects.create(**{**defaults, **columns})
 
 
 def make_tool(member: GuildMember, name: str, **columns: Any) -> Tool:
@@ -58,23 +60,23 @@ def make_tool(member: GuildMember, name: str, **columns: Any) -> Tool:
     return Tool.objects.create(member=member, name=name, definition=definition, **columns)
 
 
-def shown(response: Any) -> str:
+def text_of(response: Any) -> str:
     assert response.status_code == 200
     return str(response.content.decode())
 
 
 def roster(client: Client, **query: str) -> str:
-    return shown(client.get(reverse("admin:index"), query))
+    return text_of(client.get(reverse("admin:index"), query))
 
 
-def part(client: Client, held: str = "", **query: str) -> Any:
-    return client.get(reverse("admin:roster_cards"), query, headers={"If-None-Match": held} if held else {})
+def get_part(client: Client, etag: str = "", **query: str) -> Any:
+    return client.get(reverse("admin:roster_cards"), query, headers={"If-None-Match": etag} if etag else {})
 
 
 def cards_of(page: str) -> dict[str, str]:
-    """The words of each card by its heading, in order."""
-    found = re.findall(r'<li id="m\d+".*?</li>', page, re.DOTALL)
-    texts = [html.unescape(" ".join(re.sub(r"<[^>]+>", " ", card).split())) for card in found]
+    """The text of each card by its heading, in order."""
+    cards = re.findall(r'<li id="m\d+".*?</li>', page, re.DOTALL)
+    texts = [html.unescape(" ".join(re.sub(r"<[^>]+>", " ", card).split())) for card in cards]
     return {text.split()[0]: text for text in texts}
 
 
@@ -82,21 +84,21 @@ def buttons_of(page: str, name: str) -> list[str]:
     return re.findall(rf'<button form="verbs"[^>]*aria-label="(\w+) {name}"', page)
 
 
-# What it shows ----------------------------------------------------------------------------------------------------
+# Content ----------------------------------------------------------------------------------------------------------
 
 
-def test_it_is_the_first_page(page: Client) -> None:
+def test_the_roster_is_the_first_page(page: Client) -> None:
     make_member("weather")
     response = page.get("/", follow=True)
     assert response.redirect_chain[-1][0] == reverse("admin:index")
-    assert "weather" in cards_of(shown(response))
+    assert "weather" in cards_of(text_of(response))
 
 
 @pytest.mark.usefixtures("runtime")
-def test_a_card_says_all_that_one_wants_to_know_at_a_glance(page: Client) -> None:
-    began = timezone.now() - timedelta(minutes=7, seconds=5)
-    said = {"display_name": "Weather", "description": "Tells it.", "protocol_version": "2025-11-25"}
-    member = make_member("weather", **said, status_changed_at=began)
+def test_a_card_shows_the_most_important_data_of_a_member(page: Client) -> None:
+    status_time = timezone.now() - timedelta(minutes=7, seconds=5)
+    columns = {"display_name": "Weather", "description": "Tells it.", "protocol_version": "2025-11-25"}
+    member = make_member("weather", **columns, status_changed_at=status_time)
     PortAllocation.objects.create(port=20007, member=member)
     make_tool(member, "today")
     make_tool(member, "secret", enabled=False)
@@ -111,12 +113,12 @@ def test_a_card_says_all_that_one_wants_to_know_at_a_glance(page: Client) -> Non
     for words in ["connected", "weather Tells it.", "port 20007", "MCP 2025-11-25", "for 7 min", "tools 1", "1 failed"]:
         assert words in card
     assert "calls in 1 h 3" in card
-    assert f'datetime="{began.isoformat()}" title="{began:%Y-%m-%d %H:%M:%S} UTC"' in text
+    assert f'datetime="{status_time.isoformat()}" title="{status_time:%Y-%m-%d %H:%M:%S} UTC"' in text
     assert 'class="spark"' in text
 
 
 @pytest.mark.usefixtures("runtime")
-def test_a_broken_member_says_why_what_it_wrote_last_and_what_to_do(page: Client) -> None:
+def test_a_card_of_a_member_in_error_has_the_reason_the_output_and_a_hint(page: Client) -> None:
     error = "member 'weather' could not be started: ended with exit code 1 before the handshake was done"
     tail = f"ModuleNotFoundError: No module named 'httpx'\n{EVIL}"
     make_member(
@@ -137,7 +139,7 @@ def test_a_broken_member_says_why_what_it_wrote_last_and_what_to_do(page: Client
 
 
 @pytest.mark.usefixtures("runtime")
-def test_what_is_broken_comes_first_and_then_the_names_that_are_shown(page: Client) -> None:
+def test_members_in_error_come_first_and_then_all_others_by_name(page: Client) -> None:
     make_member("b")
     make_member("A")
     make_member("z", status="error")
@@ -147,18 +149,18 @@ def test_what_is_broken_comes_first_and_then_the_names_that_are_shown(page: Clie
 
 
 @pytest.mark.usefixtures("runtime")
-def test_a_faulty_manifest_is_an_error_of_no_certain_age(page: Client) -> None:
+def test_an_invalid_manifest_is_an_error_without_an_age(page: Client) -> None:
     make_member("broken", status="disconnected", manifest_error="not JSON")
     assert " for " not in cards_of(roster(page))["broken"]
 
 
 @pytest.mark.usefixtures("runtime")
-def test_what_it_says_while_it_starts_is_shown(page: Client) -> None:
+def test_the_progress_of_a_start_is_shown(page: Client) -> None:
     make_member("slow", status="starting", progress="fetching 3 of 9")
     assert "fetching 3 of 9" in cards_of(roster(page))["slow"]
 
 
-def test_without_a_runtime_nobody_is_connected_and_nothing_of_a_process_is_shown(page: Client) -> None:
+def test_without_a_runtime_no_member_is_connected_and_no_process_data_is_shown(page: Client) -> None:
     member = make_member("weather", last_error="old", warnings=["old warning"])
     PortAllocation.objects.create(port=20007, member=member)
     text = roster(page)
@@ -170,7 +172,7 @@ def test_without_a_runtime_nobody_is_connected_and_nothing_of_a_process_is_shown
 
 
 @pytest.mark.usefixtures("runtime")
-def test_a_remote_server_is_shown_by_its_host_alone(page: Client) -> None:
+def test_a_remote_server_is_shown_with_its_host_only(page: Client) -> None:
     make_member("far", server_url="https://user:pw@mcp.example.com:8443/mcp?key=secret")
     card = cards_of(roster(page))["far"]
     assert "host mcp.example.com:8443" in card
@@ -178,19 +180,19 @@ def test_a_remote_server_is_shown_by_its_host_alone(page: Client) -> None:
     assert "secret" not in card
 
 
-def test_an_empty_roster_teaches_the_first_member(page: Client) -> None:
+def test_an_empty_roster_tells_how_to_add_the_first_member(page: Client) -> None:
     text = roster(page)
     assert "manage.py new_member hello" in text
     assert text.count("<li>") >= 3
 
 
-def test_a_member_whose_folder_is_gone_is_not_in_it(page: Client) -> None:
+def test_a_removed_member_is_not_in_the_roster(page: Client) -> None:
     make_member("gone", removed_at=timezone.now())
     assert "manage.py new_member hello" in roster(page)
 
 
 @pytest.mark.usefixtures("runtime")
-def test_more_members_than_a_page_can_bear_are_counted(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_beyond_the_limit_of_a_page_are_only_counted(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roster_screen, "MAX_CARDS", 2)
     for name in "abc":
         make_member(name)
@@ -220,7 +222,7 @@ def test_a_card_has_the_buttons_that_apply_now(page: Client, columns: dict[str, 
     assert buttons_of(roster(page), "weather") == buttons
 
 
-def test_without_a_runtime_a_member_that_should_run_cannot_be_started_again(page: Client) -> None:
+def test_without_a_runtime_a_member_that_should_run_has_no_start_button(page: Client) -> None:
     make_member("weather")
     assert buttons_of(roster(page), "weather") == ["Stop"]
 
@@ -231,22 +233,22 @@ def test_a_button_works_without_leaving_the_page(page: Client) -> None:
     text = roster(page)
     address = re.findall(r'<button form="verbs" formaction="([^"]+)"', text)[0]
     token = re.findall(r'name="csrfmiddlewaretoken" value="([^"]+)"', text)[0]
-    strict = Client(enforce_csrf_checks=True)
-    strict.cookies = page.cookies
+    strict_client = Client(enforce_csrf_checks=True)
+    strict_client.cookies = page.cookies
 
-    assert strict.post(address, headers={"X-Live": "form"}).status_code == 403
-    answer = strict.post(address, {"csrfmiddlewaretoken": token}, headers={"X-Live": "form"})
+    assert strict_client.post(address, headers={"X-Live": "form"}).status_code == 403
+    response = strict_client.post(address, {"csrfmiddlewaretoken": token}, headers={"X-Live": "form"})
 
-    assert answer.json() == {"messages": [{"level": "success", "text": "Stop requested (1): weather."}]}
+    assert response.json() == {"messages": [{"level": "success", "text": "Stop requested (1): weather."}]}
     member.refresh_from_db()
     assert member.desired_state == "stopped"
 
 
-# Finding ----------------------------------------------------------------------------------------------------------
+# Search -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def some(runtime: None) -> None:
+def two_members(runtime: None) -> None:
     weather = make_member("weather", display_name="Sky", description="Clouds and rain")
     make_tool(weather, "forecast", definition={"title": "What comes"})
     make_tool(weather, "moon", definition={"annotations": {"title": "Phases of it"}})
@@ -254,7 +256,7 @@ def some(runtime: None) -> None:
     make_tool(make_member("notes", status="error"), "add_note")
 
 
-@pytest.mark.usefixtures("some")
+@pytest.mark.usefixtures("two_members")
 @pytest.mark.parametrize(
     ("query", "names"),
     [
@@ -272,49 +274,49 @@ def some(runtime: None) -> None:
         ("   ", ["notes", "Sky"]),
     ],
 )
-def test_members_are_found_by_their_words_and_their_tools(page: Client, query: str, names: list[str]) -> None:
+def test_members_are_found_by_their_texts_and_their_tools(page: Client, query: str, names: list[str]) -> None:
     assert list(cards_of(roster(page, q=query))) == names
-    assert list(cards_of(shown(part(page, q=query)))) == names
+    assert list(cards_of(text_of(get_part(page, q=query)))) == names
 
 
-@pytest.mark.usefixtures("some")
-def test_a_tool_that_was_found_is_one_click_away(page: Client) -> None:
+@pytest.mark.usefixtures("two_members")
+def test_a_tool_in_the_search_results_is_a_link_to_its_runner(page: Client) -> None:
     tool = Tool.objects.get(name="forecast")
     assert f'href="{reverse("admin:roster_tool_call", args=[tool.pk])}">forecast</a>' in roster(page, q="fore")
 
 
-@pytest.mark.usefixtures("some")
-def test_the_roster_narrows_to_a_status_and_says_how_many_there_are(page: Client) -> None:
+@pytest.mark.usefixtures("two_members")
+def test_the_roster_can_be_filtered_by_status_and_shows_the_numbers(page: Client) -> None:
     text = roster(page, status="error")
     assert list(cards_of(text)) == ["notes"]
     chips = re.findall(r'data-status="(\w*)" class="chip[^>]*?( aria-current="true")?>\w+ <b>(\d+)<', text)
     assert chips == [("", "", "2"), ("error", ' aria-current="true"', "1"), ("connected", "", "1")]
 
 
-@pytest.mark.usefixtures("some")
+@pytest.mark.usefixtures("two_members")
 @pytest.mark.parametrize("query", [{"q": "\0"}, {"q": "x" * 5000}, {"status": "nonsense"}, {"q": EVIL}])
-def test_odd_questions_are_answered(page: Client, query: dict[str, str]) -> None:
+def test_odd_queries_do_no_harm(page: Client, query: dict[str, str]) -> None:
     text = roster(page, **query)
     assert EVIL not in text
 
 
-# Live -------------------------------------------------------------------------------------------------------------
+# Live updates -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("some")
-def test_what_the_page_came_with_is_not_sent_again(page: Client) -> None:
+@pytest.mark.usefixtures("two_members")
+def test_the_part_in_the_page_is_not_sent_again(page: Client) -> None:
     text = roster(page, q="sky")
-    held = [html.unescape(tag) for tag in re.findall(r'data-live-etag="([^"]+)"', text)]
-    assert part(page, held[-1], q="sky").status_code == 304
-    assert part(page, held[-1]).status_code == 200
-    assert page.get(reverse("admin:roster_runtime"), headers={"If-None-Match": held[0]}).status_code == 304
+    etags = [html.unescape(tag) for tag in re.findall(r'data-live-etag="([^"]+)"', text)]
+    assert get_part(page, etags[-1], q="sky").status_code == 304
+    assert get_part(page, etags[-1]).status_code == 200
+    assert page.get(reverse("admin:roster_runtime"), headers={"If-None-Match": etags[0]}).status_code == 304
 
 
 def change_member(**columns: Any) -> Any:
     return lambda: GuildMember.objects.filter(name="weather").update(**columns)
 
 
-@pytest.mark.usefixtures("some")
+@pytest.mark.usefixtures("two_members")
 @pytest.mark.parametrize(
     "change",
     [
@@ -332,35 +334,35 @@ def change_member(**columns: Any) -> Any:
         lambda: make_tool(GuildMember.objects.get(name="weather"), "another"),
         lambda: Tool.objects.filter(name="forecast").update(enabled=False),
         lambda: make_member("third"),
-        lambda: lease.release(lease.hall().lease_id),  # type: ignore[arg-type]  # the fixture took it
+        lambda: lease.release(current_lease_id()),  # type: ignore[arg-type]  # the fixture took the lease
         lambda: User.objects.update(is_superuser=False),
     ],
 )
-def test_whatever_a_card_shows_makes_it_another_version(page: Client, change: Any) -> None:
-    held = part(page).headers["ETag"]
-    assert part(page, held).status_code == 304
+def test_each_change_of_a_card_changes_the_version_of_the_part(page: Client, change: Any) -> None:
+    etag = get_part(page).headers["ETag"]
+    assert get_part(page, etag).status_code == 304
     change()
-    assert part(page, held).status_code != 304
+    assert get_part(page, etag).status_code != 304
 
 
-@pytest.mark.usefixtures("some")
-def test_a_call_makes_it_another_version_once_figures_are_counted_anew(page: Client) -> None:
-    held = part(page).headers["ETag"]
+@pytest.mark.usefixtures("two_members")
+def test_a_call_changes_the_version_after_the_figures_are_counted_again(page: Client) -> None:
+    etag = get_part(page).headers["ETag"]
     now = timezone.now()
     Call.objects.create(
         member=GuildMember.objects.get(name="weather"),
         **{"tool_name": "x", "timeout": 1, "source": "rest", "status": "failed", "started_at": now, "finished_at": now},
     )
     roster_screen.last_hour.forget()
-    assert part(page, held).status_code == 200
+    assert get_part(page, etag).status_code == 200
 
 
-# Who sees what ----------------------------------------------------------------------------------------------------
+# Access control ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def bob(client: Client) -> User:
-    """Is logged in, may see members, and nothing else."""
+    """A user who is logged in and may only see members."""
     user = User.objects.create_user("bob", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="view_guildmember"))
     client.force_login(user)
@@ -368,26 +370,26 @@ def bob(client: Client) -> User:
 
 
 @pytest.mark.usefixtures("bob", "runtime")
-def test_members_reserved_for_others_are_neither_shown_nor_counted_nor_found(client: Client) -> None:
+def test_members_reserved_for_others_are_not_shown_not_counted_and_not_found(client: Client) -> None:
     hidden = make_member("hidden")
     make_tool(hidden, "treasure")
     reserve_member(hidden, [Group.objects.create(name="others")])
     make_member("open")
 
-    for text in [roster(client), shown(part(client))]:
+    for text in [roster(client), text_of(get_part(client))]:
         assert list(cards_of(text)) == ["open"]
         assert "all <b>1</b>" in text
     assert not cards_of(roster(client, q="treasure"))
 
 
 @pytest.mark.usefixtures("bob", "runtime")
-def test_who_may_only_look_has_no_buttons(client: Client) -> None:
+def test_a_user_who_may_only_view_members_has_no_buttons(client: Client) -> None:
     make_member("weather")
     assert buttons_of(roster(client), "weather") == []
 
 
 @pytest.mark.usefixtures("runtime")
-def test_nothing_leads_where_one_may_not_go_and_tools_are_named_to_who_may_see_them(client: Client, bob: User) -> None:
+def test_links_and_tool_names_are_shown_only_to_users_with_the_permission(client: Client, bob: User) -> None:
     weather = make_member("weather")
     make_tool(weather, "forecast")
     now = timezone.now()
@@ -412,51 +414,51 @@ def test_nothing_leads_where_one_may_not_go_and_tools_are_named_to_who_may_see_t
         assert client.get(address).status_code == 200
 
 
-def test_staff_without_permissions_are_told_what_is_missing(client: Client) -> None:
+def test_staff_without_permissions_see_which_permission_is_missing(client: Client) -> None:
     client.force_login(User.objects.create_user("carol", is_staff=True))
     make_member("weather")
     text = roster(client)
     assert "roster.view_guildmember" in text
     assert "weather" not in text
-    assert part(client).status_code == 403
+    assert get_part(client).status_code == 403
 
 
-def test_strangers_are_sent_to_the_login(client: Client) -> None:
+def test_anonymous_users_are_sent_to_the_login(client: Client) -> None:
     for name in ["admin:index", "admin:roster_cards", "admin:lists"]:
         assert client.get(reverse(name)).status_code == 302
 
 
-# The frame --------------------------------------------------------------------------------------------------------
+# The navigation ---------------------------------------------------------------------------------------------------
 
 
-def places_of(page: str) -> dict[str, str]:
+def navigation_of(page: str) -> dict[str, str]:
     nav = re.findall(r'<nav id="places".*?</nav>', page, re.DOTALL)[0]
-    found = re.findall(r'<a href="[^"]+"(?: aria-current="(\w+)")?>([^<]+)</a>', nav)
-    return {label: current for current, label in found}
+    links = re.findall(r'<a href="[^"]+"(?: aria-current="(\w+)")?>([^<]+)</a>', nav)
+    return {label: current for current, label in links}
 
 
-def test_every_page_leads_everywhere_and_says_where_one_is(page: Client) -> None:
-    places = places_of(roster(page))
-    assert list(places)[:5] == ["Roster", "Tools", "Calls", "Agents", "Tokens"]
-    assert {"Users", "Groups", "Ports", "Status changes"} <= set(places)
-    assert places["Roster"] == "page"
-    assert [label for label, current in places.items() if current] == ["Roster"]
+def test_every_page_has_the_navigation_with_the_current_page_marked(page: Client) -> None:
+    navigation = navigation_of(roster(page))
+    assert list(navigation)[:5] == ["Roster", "Tools", "Calls", "Agents", "Tokens"]
+    assert {"Users", "Groups", "Ports", "Status changes"} <= set(navigation)
+    assert navigation["Roster"] == "page"
+    assert [label for label, current in navigation.items() if current] == ["Roster"]
 
     weather = make_member("weather")
-    member_page = shown(page.get(reverse("admin:roster_guildmember_change", args=[weather.pk])))
-    assert places_of(member_page)["Roster"] == "true"
-    assert places_of(shown(page.get(reverse("admin:roster_tool_changelist"))))["Tools"] == "page"
+    member_page = text_of(page.get(reverse("admin:roster_guildmember_change", args=[weather.pk])))
+    assert navigation_of(member_page)["Roster"] == "true"
+    assert navigation_of(text_of(page.get(reverse("admin:roster_tool_changelist"))))["Tools"] == "page"
 
 
 @pytest.mark.usefixtures("bob")
-def test_places_that_one_may_not_see_are_not_offered(client: Client) -> None:
-    places = places_of(roster(client))
-    assert "Users" not in places
-    assert "Calls" not in places
+def test_the_navigation_has_no_links_that_the_user_may_not_open(client: Client) -> None:
+    navigation = navigation_of(roster(client))
+    assert "Users" not in navigation
+    assert "Calls" not in navigation
 
 
-def test_the_list_of_everything_has_a_page_of_its_own(page: Client) -> None:
-    text = shown(page.get(reverse("admin:lists")))
+def test_the_list_of_all_models_has_its_own_page(page: Client) -> None:
+    text = text_of(page.get(reverse("admin:lists")))
     assert reverse("admin:auth_user_changelist") in text
     assert "Recent actions" in text
 
@@ -464,7 +466,7 @@ def test_the_list_of_everything_has_a_page_of_its_own(page: Client) -> None:
 # Cost -------------------------------------------------------------------------------------------------------------
 
 
-def fill(begin: int, end: int) -> None:
+def add_members(begin: int, end: int) -> None:
     numbers = range(begin, end)
     members = {number: GuildMember(name=f"m{number}", directory="m", status="connected") for number in numbers}
     GuildMember.objects.bulk_create(members.values())
@@ -478,29 +480,29 @@ def fill(begin: int, end: int) -> None:
     )
 
 
-def queries(client: Client, address: str, **headers: str) -> int:
-    with CaptureQueriesContext(connection) as captured:
+def count_queries(client: Client, address: str, **headers: str) -> int:
+    with CaptureQueriesContext(connection) as queries:
         client.get(address, headers=headers)
-    return len(captured)
+    return len(queries)
 
 
 @pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize("query", ["", "?q=tool", "?status=connected"])
 def test_the_page_costs_the_same_queries_for_two_members_and_for_forty(page: Client, query: str) -> None:
     address = reverse("admin:index") + query
-    fill(0, 2)
+    add_members(0, 2)
     page.get(address)
     roster_screen.last_hour.forget()  # the figures of the last hour are counted once in a few seconds
-    few = queries(page, address)
-    fill(2, 40)
+    query_count = count_queries(page, address)
+    add_members(2, 40)
     roster_screen.last_hour.forget()
-    assert queries(page, address) == few <= 10
+    assert count_queries(page, address) == query_count <= 10
 
 
 @pytest.mark.usefixtures("runtime")
-def test_asking_again_costs_a_handful_of_queries(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_screen.LastHour, "SECONDS", 600.0)  # both are asked within them, on any machine
-    fill(0, 40)
-    held = part(page).headers["ETag"]
-    # Session, user, who may what, the runtime (two), the members.
-    assert queries(page, reverse("admin:roster_cards"), **{"If-None-Match": held}) <= 6
+def test_a_part_that_did_not_change_costs_few_queries(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roster_screen.LastHour, "SECONDS", 600.0)  # both requests are within this time on every machine
+    add_members(0, 40)
+    etag = get_part(page).headers["ETag"]
+    # Session, user, permissions, the runtime (two), the members.
+    assert count_queries(page, reverse("admin:roster_cards"), **{"If-None-Match": etag}) <= 6

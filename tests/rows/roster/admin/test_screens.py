@@ -1,4 +1,4 @@
-"""What all screens of the admin have in common. No runtime runs here; rows say what it would say."""
+"""The common behaviour of all screens of the admin. No runtime runs here. The tests write its rows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from django.utils.html import strip_tags
 
-from mcp_runtime.control.members import live_runtime
+from mcp_runtime.control.nodes import read_liveness
+from mcp_runtime.rows import lease
 from roster.admin import present
-from roster.models import Call, GuildMember, Hall, PortAllocation, StatusChange, Token, Tool
+from roster.models import Call, GuildMember, Hall, Node, PortAllocation, StatusChange, Token, Tool
 from tests.support.admin import (
     ESCAPED,
     EVIL,
@@ -33,13 +35,14 @@ from tests.support.admin import (
     make_tool,
     page_of,
 )
+from tests.support.leases import add_node
 
 pytestmark = pytest.mark.django_db
 
 NO_RUNTIME = "No runtime is alive. Members do not run"
 
 
-# Every page, to those who may -------------------------------------------------------------------------------------
+# Every page, with and without permission --------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -51,6 +54,7 @@ def full_hall(example: GuildMember, echo: Tool, alice: User) -> dict[str, Any]:
         "call": make_call(example),
         "statuschange": change,
         "portallocation": PortAllocation.objects.get(),
+        "node": Node.objects.create(name="old"),
         "token": Token.make(user=alice)[0],
     }
 
@@ -63,7 +67,7 @@ def test_every_list_and_page_renders_for_alice(page: Client, full_hall: dict[str
 
 
 @pytest.mark.parametrize("model", LISTS)
-def test_bob_without_permissions_sees_no_list_and_no_page(
+def test_a_user_without_permissions_sees_no_list_and_no_page(
     client: Client, bob: User, full_hall: dict[str, Any], model: str
 ) -> None:
     client.force_login(bob)
@@ -72,21 +76,21 @@ def test_bob_without_permissions_sees_no_list_and_no_page(
     assert client.get(page_of(full_hall[model])).status_code == 403
 
 
-def test_bob_without_permissions_finds_an_empty_index(client: Client, bob: User) -> None:
+def test_a_user_without_permissions_gets_an_empty_index(client: Client, bob: User) -> None:
     client.force_login(bob)
 
     assert "do not have permission to view the roster" in html(client.get(reverse("admin:index")))
 
 
-def test_strangers_are_sent_to_the_login(client: Client, echo: Tool) -> None:
+def test_anonymous_users_are_sent_to_the_login(client: Client, echo: Tool) -> None:
     for address in [list_of("guildmember"), reverse("admin:roster_tool_call", args=[echo.pk])]:
         response = client.get(address)
         assert response.status_code == 302
         assert response["Location"].startswith("/admin/login/")
 
 
-@pytest.mark.parametrize("model", ["guildmember", "tool", "call", "statuschange", "portallocation"])
-def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: dict[str, Any], model: str) -> None:
+@pytest.mark.parametrize("model", ["guildmember", "tool", "call", "statuschange", "portallocation", "node"])
+def test_rows_of_the_runtime_cannot_be_added_or_edited(page: Client, full_hall: dict[str, Any], model: str) -> None:
     row = full_hall[model]
 
     assert page.get(reverse(f"admin:roster_{model}_add")).status_code == 403
@@ -100,16 +104,17 @@ def test_nobody_adds_or_edits_what_the_runtime_writes(page: Client, full_hall: d
     [
         *(("guildmember", "Members"), ("tool", "Tools"), ("call", "Calls"), ("agent", "Agents")),
         *(("token", "Tokens"), ("statuschange", "Status changes"), ("portallocation", "Port allocations")),
+        ("node", "Nodes"),
     ],
 )
-def test_a_list_is_headed_by_what_it_lists(page: Client, model: str, heading: str) -> None:
+def test_a_list_has_the_name_of_its_model_as_heading(page: Client, model: str, heading: str) -> None:
     text = html(page.get(list_of(model)))
 
     assert f"<title>{heading} | Guild Hall</title>" in text
     assert f"<h1>{heading}</h1>" in text
 
 
-def test_where_one_selects_or_deletes_the_heading_says_so(page: Client, alice: User) -> None:
+def test_the_pages_to_select_and_to_delete_have_their_own_headings(page: Client, alice: User) -> None:
     token, other = Token.make(user=alice)[0], Token.make(user=alice)[0]
 
     assert "<h1>Select token</h1>" in html(page.get(list_of("token"), {"_popup": 1}))
@@ -121,7 +126,7 @@ def test_where_one_selects_or_deletes_the_heading_says_so(page: Client, alice: U
 
 
 @pytest.mark.parametrize("name", ["admin:index", "admin:roster_guildmember_changelist"])
-def test_without_a_live_runtime_a_banner_says_how_to_start_one(page: Client, name: str) -> None:
+def test_without_a_live_runtime_a_banner_tells_how_to_start_one(page: Client, name: str) -> None:
     assert NO_RUNTIME in html(page.get(reverse(name)))
 
 
@@ -130,15 +135,15 @@ def test_with_a_live_runtime_there_is_no_banner(page: Client) -> None:
     assert NO_RUNTIME not in html(page.get(reverse("admin:index")))
 
 
-def test_the_banner_is_not_for_strangers(client: Client) -> None:
+def test_the_login_page_has_no_banner(client: Client) -> None:
     assert NO_RUNTIME not in html(client.get(reverse("admin:login")))
 
 
-# What comes from members is text ----------------------------------------------------------------------------------
+# Texts of members are escaped -------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("runtime")
-def test_hostile_words_are_escaped_wherever_they_show(page: Client, alice: User) -> None:
+def test_hostile_texts_are_escaped_on_every_page(page: Client, alice: User) -> None:
     member = make_member(
         "evil",
         display_name=EVIL,
@@ -174,17 +179,18 @@ def test_hostile_words_are_escaped_wherever_they_show(page: Client, alice: User)
     addresses += [page_of(row) for row in (member, tool, call, change)]
     addresses.append(reverse("admin:roster_tool_call", args=[tool.pk]))
 
-    seen = 0
+    count = 0
     for address in addresses:
         text = html(page.get(address))
         assert EVIL not in text, address
-        seen += text.count(ESCAPED)
-    assert seen > 20
+        count += text.count(ESCAPED)
+    assert count > 20
     assert ESCAPED in html(act(page, "tool", "disable", tool))
-    assert ESCAPED in html(call_form(page, tool, "{}"))  # refused: it is disabled, and the message names it
+    # The call is refused because the tool is disabled, and the message contains its name.
+    assert ESCAPED in html(call_form(page, tool, "{}"))
 
 
-def test_no_page_carries_a_script_of_its_own(page: Client, full_hall: dict[str, Any], echo: Tool) -> None:
+def test_no_page_has_an_inline_script(page: Client, full_hall: dict[str, Any], echo: Tool) -> None:
     addresses = [page_of(row) for row in full_hall.values()]
     addresses += [list_of("guildmember"), reverse("admin:roster_tool_call", args=[echo.pk])]
 
@@ -193,7 +199,7 @@ def test_no_page_carries_a_script_of_its_own(page: Client, full_hall: dict[str, 
         assert not scripts, address
 
 
-def test_a_calls_page_shows_its_progress(page: Client, echo: Tool) -> None:
+def test_the_page_of_a_call_shows_its_progress(page: Client, echo: Tool) -> None:
     call = make_call(echo.member, status="running", progress={"progress": 2, "total": 3, "message": "<b>fetching"})
     assert "2 of 3: &lt;b&gt;fetching" in html(page.get(page_of(call)))
 
@@ -201,7 +207,7 @@ def test_a_calls_page_shows_its_progress(page: Client, echo: Tool) -> None:
 # Cost -------------------------------------------------------------------------------------------------------------
 
 
-def fill(count: int, begin: int, alice: User) -> None:
+def add_rows(count: int, begin: int, alice: User) -> None:
     for number in range(begin, begin + count):
         member = make_member(f"member-{number}", status="connected")
         PortAllocation.objects.create(port=20000 + number, member=member)
@@ -211,47 +217,47 @@ def fill(count: int, begin: int, alice: User) -> None:
         Token.make(user=alice)
 
 
-def queries(page: Client, address: str) -> int:
-    html(page.get(address))  # Django remembers content types from the first time on
-    with CaptureQueriesContext(connection) as captured:
+def count_queries(page: Client, address: str) -> int:
+    html(page.get(address))  # Django caches content types after the first request
+    with CaptureQueriesContext(connection) as queries:
         html(page.get(address))
-    return len(captured)
+    return len(queries)
 
 
 @pytest.mark.parametrize("model", LISTS)
 @pytest.mark.usefixtures("runtime")
 def test_a_list_costs_the_same_queries_for_two_rows_and_for_twenty(page: Client, alice: User, model: str) -> None:
-    fill(2, 0, alice)
-    few = queries(page, list_of(model))
-    fill(18, 2, alice)
+    add_rows(2, 0, alice)
+    query_count = count_queries(page, list_of(model))
+    add_rows(18, 2, alice)
 
-    assert queries(page, list_of(model)) == few
-    assert few <= 12
+    assert count_queries(page, list_of(model)) == query_count
+    assert query_count <= 12
 
 
 @pytest.mark.usefixtures("runtime")
-def test_a_members_page_costs_the_same_queries_for_two_tools_and_for_twenty(page: Client, example: GuildMember) -> None:
-    def grow(begin: int, end: int) -> None:
+def test_a_member_page_costs_the_same_queries_for_two_tools_and_for_twenty(page: Client, example: GuildMember) -> None:
+    def add_tools(begin: int, end: int) -> None:
         for number in range(begin, end):
             make_tool(example, f"tool-{number}")
             StatusChange.objects.create(member=example, old="starting", new="connected", cause="handshake")
 
-    grow(0, 2)
-    few = queries(page, page_of(example))
-    grow(2, 20)
+    add_tools(0, 2)
+    query_count = count_queries(page, page_of(example))
+    add_tools(2, 20)
 
-    assert queries(page, page_of(example)) == few
+    assert count_queries(page, page_of(example)) == query_count
 
 
 def test_the_list_of_calls_does_not_read_results(page: Client, example: GuildMember) -> None:
     make_call(example, status="succeeded", result={"content": []})
-    with CaptureQueriesContext(connection) as captured:
+    with CaptureQueriesContext(connection) as queries:
         html(page.get(list_of("call")))
 
-    assert not [query for query in captured if '"roster_call"."result"' in query["sql"]]
+    assert not [query for query in queries if '"roster_call"."result"' in query["sql"]]
 
 
-# Twins ------------------------------------------------------------------------------------------------------------
+# Things that must agree -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [*GuildMember.Status.values, *Call.Status.values])
@@ -261,23 +267,43 @@ def test_every_status_has_a_colour_in_light_and_in_dark(status: str) -> None:
     assert len(re.findall(rf"\.status-{status}\b", css)) >= 2
 
 
-def test_nothing_that_people_are_told_is_written_in_markdown() -> None:
-    told = []
+def test_no_text_for_users_contains_markdown() -> None:
+    texts = []
     for path in [*(settings.BASE_DIR / "roster").rglob("*.py"), *(settings.BASE_DIR / "mcp_runtime").rglob("*.py")]:
-        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
-        told += [node.value for each in raised for node in ast.walk(each) if isinstance(node, ast.Constant)]
+        statements = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        texts += [
+            node.value for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Constant)
+        ]
     for path in (settings.BASE_DIR / "roster" / "templates").rglob("*.html"):
-        told += re.split(r"{#.*?#}|{%.*?%}", path.read_text())
+        texts += re.split(r"{#.*?#}|{%.*?%}", path.read_text())
 
-    assert [text for text in told if "`" in str(text)] == []
+    assert [text for text in texts if "`" in str(text)] == []
 
 
-def test_the_banner_asks_for_the_runtime_once_per_request(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    real: Callable[[], Any] = live_runtime
-    monkeypatch.setattr(present, "live_runtime", lambda: asked.append(1) or real())
+def test_the_banner_reads_the_runtime_once_per_request(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    original: Callable[[], Any] = read_liveness
+    monkeypatch.setattr(present, "read_liveness", lambda: reads.append(1) or original())
 
     html(page.get(list_of("guildmember"), {"status": "error"}))
 
-    assert len(asked) == 1
+    assert len(reads) == 1
     assert Hall.objects.count() <= 1
+
+
+def test_the_page_of_nodes_shows_which_runtimes_are_alive(page: Client) -> None:
+    lease_id = lease.take()
+    Node.objects.filter(lease_id=lease_id).update(cpu_percent=12.34, memory_bytes=75_000_000)
+    Node.objects.create(name="old", host="box")
+    text = " ".join(strip_tags(html(page.get(list_of("node"))).replace("<", " <")).split())
+    assert re.search(r"main alive since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", text)
+    assert "12.3 %" in text
+    assert "75 MB" in text
+    assert "old not alive" in text
+
+
+def test_the_page_of_nodes_shows_labels_and_which_nodes_are_draining(page: Client) -> None:
+    add_node("b", labels=["gpu", "eu"], is_draining=True)
+    text = html(page.get(list_of("node")))
+    assert " UTC, draining" in text
+    assert "gpu, eu" in text

@@ -1,4 +1,4 @@
-"""A token's page in the admin: the configuration of each client, the programs that used it, and the tools called."""
+"""The page of a token in the admin: the configuration of each client, and the clients and the calls of the token."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from mcp_runtime.control.tokens import revoke_token
 from mcp_runtime.rows import lease
 from roster.agent_config import FORMATS, PLACEHOLDER
 from roster.models import Call, GuildMember, PortAllocation, Token, TokenClient, Tool
+from tests.support.leases import own_node
 
 pytestmark = pytest.mark.django_db
 
@@ -31,7 +32,7 @@ PARTS = ["configuration", "use"]
 
 @pytest.fixture(autouse=True)
 def runtime() -> Iterator[None]:
-    """As if a runtime were alive."""
+    """As if a runtime were live."""
     lease_id = lease.take()
     yield
     lease.release(lease_id)
@@ -39,7 +40,7 @@ def runtime() -> Iterator[None]:
 
 @pytest.fixture
 def bob() -> User:
-    """Makes and sees own tokens, and may call tools."""
+    """A user who may call tools, and create and see their own tokens."""
     user = User.objects.create_user("bob", is_staff=True)
     codenames = ["invoke_tool", "add_token", "view_token"]
     user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
@@ -55,12 +56,12 @@ def page(bob: User) -> Client:
 
 @pytest.fixture
 def members() -> dict[str, GuildMember]:
-    made = {}
+    members = {}
     for name in ("notes", "example"):
-        made[name] = GuildMember.objects.create(name=name, directory=name, status="connected")
-        Tool.objects.create(member=made[name], name="add", definition={"name": "add", "description": "d" * 400})
-    PortAllocation.objects.create(port=20000, member=made["notes"])
-    return made
+        members[name] = GuildMember.objects.create(name=name, directory=name, status="connected", node=own_node())
+        Tool.objects.create(member=members[name], name="add", definition={"name": "add", "description": "d" * 400})
+    PortAllocation.objects.create(port=20000, member=members["notes"])
+    return members
 
 
 @pytest.fixture
@@ -68,11 +69,11 @@ def token(bob: User, members: dict[str, GuildMember]) -> Token:
     return Token.make(user=bob, name="laptop")[0]
 
 
-def page_of(token: Token) -> str:
+def page_url(token: Token) -> str:
     return reverse("admin:roster_token_change", args=[token.pk])
 
 
-def part_of(token: Token, part: str) -> str:
+def part_url(token: Token, part: str) -> str:
     return reverse("admin:roster_token_part", args=[token.pk, part])
 
 
@@ -81,74 +82,78 @@ def text_of(response: Any) -> str:
     return html.unescape(response.content.decode())
 
 
-def written(text: str, client: str) -> str:
-    """What is to be written down for the client."""
+def config_of(text: str, client: str) -> str:
+    """The configuration for the client."""
     return text.partition(f'id="config-{client}"')[2].partition(">")[2].partition("</pre>")[0]
 
 
 # Set up a client --------------------------------------------------------------------------------------------------
 
 
-def test_a_new_token_leads_to_its_page_with_what_each_client_wants(
+def test_a_new_token_leads_to_its_page_with_the_configuration_of_each_client(
     page: Client, bob: User, members: dict[str, GuildMember]
 ) -> None:
     response = page.post(reverse("admin:roster_token_add"), {"user": bob.pk, "name": "x", "scope": "all"}, follow=True)
-    made = Token.objects.get()
-    assert response.redirect_chain[-1][0] == page_of(made)
+    token = Token.objects.get()
+    assert response.redirect_chain[-1][0] == page_url(token)
     text = text_of(response)
     assert '<code class="token">gh_' in text
     for client, form in FORMATS.items():
         assert form.place in text
-        assert PLACEHOLDER in written(text, client)
-    assert '<code class="token">' not in text_of(page.get(page_of(made)))
+        assert PLACEHOLDER in config_of(text, client)
+    assert '<code class="token">' not in text_of(page.get(page_url(token)))
 
 
-def test_a_new_token_travels_in_no_cookie(page: Client, bob: User) -> None:
-    made = page.post(reverse("admin:roster_token_add"), {"user": bob.pk, "name": "x", "scope": "all"})
-    assert made.status_code == 302
-    assert "messages" not in made.cookies
+def test_a_new_token_is_in_no_cookie(page: Client, bob: User) -> None:
+    response = page.post(reverse("admin:roster_token_add"), {"user": bob.pk, "name": "x", "scope": "all"})
+    assert response.status_code == 302
+    assert "messages" not in response.cookies
 
 
-def test_who_may_make_tokens_and_not_see_them_is_still_told_the_new_one(page: Client, bob: User) -> None:
+def test_a_user_who_may_create_but_not_see_tokens_sees_the_new_one(page: Client, bob: User) -> None:
     bob.user_permissions.set(Permission.objects.filter(codename="add_token"))
     response = page.post(reverse("admin:roster_token_add"), {"user": bob.pk, "scope": "all"}, follow=True)
     assert '<code class="token">gh_' in text_of(response)
 
 
-def test_all_members_are_one_address_and_chosen_ones_are_named(page: Client, token: Token) -> None:
+def test_the_configuration_has_one_address_for_all_members_or_names_the_chosen_ones(page: Client, token: Token) -> None:
     port = settings.GUILD_HALL_GATEWAY_PORT
-    whole = json.loads(written(text_of(page.get(part_of(token, "configuration"))), "claude-code"))
-    assert whole["mcpServers"]["guild-hall"]["url"] == f"http://localhost:{port}/mcp"
-    some = text_of(page.get(part_of(token, "configuration"), {"members": ["notes", "nobody"]}))
-    assert f"http://localhost:{port}/mcp?members=notes" in written(some, "codex")
-    assert "1 tool" in some
-    assert "2 tools" in text_of(page.get(part_of(token, "configuration")))
-    for address in (page_of(token), part_of(token, "configuration")):
+    config = json.loads(config_of(text_of(page.get(part_url(token, "configuration"))), "claude-code"))
+    assert config["mcpServers"]["guild-hall"]["url"] == f"http://localhost:{port}/mcp"
+    text = text_of(page.get(part_url(token, "configuration"), {"members": ["notes", "nobody"]}))
+    assert f"http://localhost:{port}/mcp?members=notes" in config_of(text, "codex")
+    assert "1 tool" in text
+    assert "2 tools" in text_of(page.get(part_url(token, "configuration")))
+    for address in (page_url(token), part_url(token, "configuration")):
         assert "members=notes" in text_of(page.get(address, {"members": "notes"}))
 
 
-def test_the_direct_way_has_the_endpoints_of_members_that_run(page: Client, token: Token) -> None:
-    text = text_of(page.get(part_of(token, "configuration"), {"way": "direct"}))
-    servers = json.loads(written(text, "cursor"))["mcpServers"]
+def test_the_direct_configuration_has_the_endpoints_of_connected_members(page: Client, token: Token) -> None:
+    text = text_of(page.get(part_url(token, "configuration"), {"way": "direct"}))
+    servers = json.loads(config_of(text, "cursor"))["mcpServers"]
     assert servers == {"notes": {"url": "http://localhost:20000/mcp"}}
-    refused = text_of(page.get(part_of(token, "configuration"), {"way": "direct", "members": "example"}))
-    assert "Member 'example' does not run, so it has no endpoint; start it first." in refused
-    assert "config-cursor" not in refused
+    text_of_stopped_member = text_of(
+        page.get(part_url(token, "configuration"), {"way": "direct", "members": "example"})
+    )
+    assert "Member 'example' does not run, so it has no endpoint; start it first." in text_of_stopped_member
+    assert "config-cursor" not in text_of_stopped_member
 
 
-def test_what_the_token_does_not_open_is_not_offered(page: Client, bob: User, members: dict[str, GuildMember]) -> None:
-    narrow = Token.make(user=bob, scope=Token.Scope.MEMBERS, members=[members["notes"]])[0]
-    text = text_of(page.get(page_of(narrow)))
+def test_only_members_in_the_scope_of_the_token_can_be_chosen(
+    page: Client, bob: User, members: dict[str, GuildMember]
+) -> None:
+    narrow_token = Token.make(user=bob, scope=Token.Scope.MEMBERS, members=[members["notes"]])[0]
+    text = text_of(page.get(page_url(narrow_token)))
     assert 'value="notes"' in text
     assert 'value="example"' not in text
     assert "1 tool" in text
     reserve_member(members["notes"], [Group.objects.create(name="others")])
-    assert 'value="notes"' not in text_of(page.get(page_of(narrow)))
+    assert 'value="notes"' not in text_of(page.get(page_url(narrow_token)))
 
 
 @pytest.mark.parametrize("part", ["page", "configuration"])
-def test_a_token_that_is_over_needs_no_configuration(page: Client, token: Token, part: str) -> None:
-    address = page_of(token) if part == "page" else part_of(token, part)
+def test_a_revoked_or_expired_token_has_no_configuration(page: Client, token: Token, part: str) -> None:
+    address = page_url(token) if part == "page" else part_url(token, part)
     Token.objects.update(expires_at=timezone.now() - timedelta(days=1))
     assert "This token expired" in text_of(page.get(address))
     revoke_token(token)
@@ -157,35 +162,35 @@ def test_a_token_that_is_over_needs_no_configuration(page: Client, token: Token,
     assert "config-cursor" not in text
 
 
-def test_the_configuration_is_not_asked_for_again_and_again(page: Client, token: Token) -> None:
-    assert page.get(part_of(token, "configuration"))["X-Live"] == "done"
-    assert page.get(part_of(token, "use"))["X-Live"] == "part"
+def test_the_configuration_is_requested_only_once(page: Client, token: Token) -> None:
+    assert page.get(part_url(token, "configuration"))["X-Live"] == "done"
+    assert page.get(part_url(token, "use"))["X-Live"] == "part"
 
 
 # Use --------------------------------------------------------------------------------------------------------------
 
 
-def called(token: Token, member: GuildMember, tool: str, **columns: Any) -> None:
+def add_call(token: Token, member: GuildMember, tool: str, **columns: Any) -> None:
     Call.objects.create(member=member, tool_name=tool, timeout=5, source="gateway", token=token, **columns)
 
 
-def seen(token: Token, name: str, version: str = "", calls: int = 0) -> None:
+def add_client(token: Token, name: str, version: str = "", calls: int = 0) -> None:
     now = timezone.now()
     TokenClient.objects.create(
         token=token, name=name, version=version, calls=calls, first_seen_at=now, last_seen_at=now
     )
 
 
-def test_who_came_and_what_was_called_is_told(
+def test_the_clients_and_the_calls_of_a_token_are_shown(
     page: Client, bob: User, token: Token, members: dict[str, GuildMember]
 ) -> None:
-    other = Token.make(user=bob)[0]
-    seen(token, "claude-code", "2.1.7", calls=1234)
-    seen(other, "somebody-else")
-    called(token, members["notes"], "add", status="succeeded")
-    called(token, members["notes"], "add", status="failed")
-    called(other, members["example"], "of-another")
-    text = " ".join(text_of(page.get(part_of(token, "use"))).split())
+    other_token = Token.make(user=bob)[0]
+    add_client(token, "claude-code", "2.1.7", calls=1234)
+    add_client(other_token, "somebody-else")
+    add_call(token, members["notes"], "add", status="succeeded")
+    add_call(token, members["notes"], "add", status="failed")
+    add_call(other_token, members["example"], "of-another")
+    text = " ".join(text_of(page.get(part_url(token, "use"))).split())
     assert "<td>claude-code</td><td>2.1.7</td>" in text
     assert "<td>1234</td>" in text
     assert "<td>add</td><td>2</td><td>1</td>" in text
@@ -194,61 +199,61 @@ def test_who_came_and_what_was_called_is_told(
     assert "All calls with this token" not in text
     bob.user_permissions.add(Permission.objects.get(codename="view_call"))
     link = f"{reverse('admin:roster_call_changelist')}?token={token.pk}"
-    assert link in text_of(page.get(part_of(token, "use")))
+    assert link in text_of(page.get(part_url(token, "use")))
     assert len(page.get(link).context["cl"].result_list) == 2
 
 
-def test_the_list_says_which_program_came_last(page: Client, token: Token) -> None:
-    seen(token, "cursor", "1.0")
-    seen(token, EVIL, "2.1")
-    listed = page.get(reverse("admin:roster_token_changelist")).content.decode()
-    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; 2.1" in listed
-    assert "cursor" not in listed
-    assert "<span>Last client</span>" in listed
+def test_the_list_shows_the_last_client(page: Client, token: Token) -> None:
+    add_client(token, "cursor", "1.0")
+    add_client(token, EVIL, "2.1")
+    content = page.get(reverse("admin:roster_token_changelist")).content.decode()
+    assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; 2.1" in content
+    assert "cursor" not in content
+    assert "<span>Last client</span>" in content
 
 
-def test_use_is_told_anew_when_it_changed(page: Client, token: Token) -> None:
-    tag = page.get(part_of(token, "use"))["ETag"]
-    assert page.get(part_of(token, "use"), headers={"If-None-Match": tag}).status_code == 304
-    seen(token, "cursor")
-    assert page.get(part_of(token, "use"), headers={"If-None-Match": tag}).status_code == 200
+def test_the_part_about_use_is_sent_again_only_after_a_change(page: Client, token: Token) -> None:
+    tag = page.get(part_url(token, "use"))["ETag"]
+    assert page.get(part_url(token, "use"), headers={"If-None-Match": tag}).status_code == 304
+    add_client(token, "cursor")
+    assert page.get(part_url(token, "use"), headers={"If-None-Match": tag}).status_code == 200
 
 
-def test_hostile_words_are_escaped(page: Client, token: Token, members: dict[str, GuildMember]) -> None:
-    seen(token, EVIL, EVIL)
-    called(token, members["notes"], EVIL)
-    for address in (page_of(token), part_of(token, "use")):
+def test_hostile_texts_are_escaped(page: Client, token: Token, members: dict[str, GuildMember]) -> None:
+    add_client(token, EVIL, EVIL)
+    add_call(token, members["notes"], EVIL)
+    for address in (page_url(token), part_url(token, "use")):
         content = page.get(address).content.decode()
         assert EVIL not in content
         assert "&lt;script&gt;" in content
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_part_costs_the_same_queries_however_much_it_shows(page: Client, token: Token, part: str) -> None:
-    def grow(begin: int, end: int) -> int:
+def test_a_part_costs_the_same_number_of_queries_for_any_number_of_rows(page: Client, token: Token, part: str) -> None:
+    def count_queries(begin: int, end: int) -> int:
         for number in range(begin, end):
             member = GuildMember.objects.create(name=f"m{number}", directory="m", status="connected")
             Tool.objects.create(member=member, name="t", definition={"name": "t"})
-            called(token, member, "t")
-            seen(token, f"client-{number}")
-        page.get(part_of(token, part))
-        with CaptureQueriesContext(connection) as captured:
-            text_of(page.get(part_of(token, part)))
-        return len(captured)
+            add_call(token, member, "t")
+            add_client(token, f"client-{number}")
+        page.get(part_url(token, part))
+        with CaptureQueriesContext(connection) as queries:
+            text_of(page.get(part_url(token, part)))
+        return len(queries)
 
-    assert grow(0, 2) == grow(2, 12) <= 14
+    assert count_queries(0, 2) == count_queries(2, 12) <= 14
 
 
-# Who sees it ------------------------------------------------------------------------------------------------------
+# Access control ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_tokens_of_others_have_no_parts(page: Client, token: Token, part: str) -> None:
-    theirs = Token.make(user=User.objects.create_superuser("alice"))[0]
-    assert page.get(part_of(token, part)).status_code == 200
-    assert page.get(part_of(theirs, part)).status_code == 403
-    assert Client().get(part_of(token, part)).status_code == 302
+def test_a_user_cannot_see_the_parts_of_tokens_of_others(page: Client, token: Token, part: str) -> None:
+    other_token = Token.make(user=User.objects.create_superuser("alice"))[0]
+    assert page.get(part_url(token, part)).status_code == 200
+    assert page.get(part_url(other_token, part)).status_code == 403
+    assert Client().get(part_url(token, part)).status_code == 302
 
 
-def test_a_part_that_there_is_not_is_not_found(page: Client, token: Token) -> None:
-    assert page.get(part_of(token, "cellar")).status_code == 404
+def test_a_request_for_an_unknown_part_of_the_page_is_404(page: Client, token: Token) -> None:
+    assert page.get(part_url(token, "cellar")).status_code == 404

@@ -1,4 +1,4 @@
-"""Tokens in the admin: made, shown once, revoked."""
+"""Tokens in the admin: they are created, shown once, and revoked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.contrib.staticfiles import finders
 from django.test import Client
 from django.urls import reverse
 
-from mcp_runtime.calls.transitions import Caller
+from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.security import principals
 from roster.models import Call, GuildMember, Token, Tool
@@ -21,7 +21,7 @@ from tests.support.admin import ADD_TOKEN, act, allow, html, list_of, page_of
 pytestmark = pytest.mark.django_db
 
 
-def test_a_new_token_is_shown_once_and_never_again(page: Client, alice: User) -> None:
+def test_a_new_token_is_shown_only_once(page: Client, alice: User) -> None:
     response = page.post(reverse(ADD_TOKEN), {"user": alice.pk, "name": "laptop", "scope": "all"}, follow=True)
 
     (token,) = re.findall(r"gh_[\w-]{43}", html(response))
@@ -34,7 +34,7 @@ def test_a_new_token_is_shown_once_and_never_again(page: Client, alice: User) ->
         assert row.digest not in text
 
 
-def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, echo: Tool) -> None:
+def test_a_token_is_created_with_scope_end_and_limits(page: Client, alice: User, echo: Tool) -> None:
     values = {"expires_at_0": "2099-01-31", "expires_at_1": "12:00:00", "calls_per_minute": "7", "max_in_flight": "2"}
     form = {"user": alice.pk, "name": "narrow", "scope": "tools", "tools": [echo.pk], **values}
     assert "example/echo" in html(page.get(reverse(ADD_TOKEN)))
@@ -44,13 +44,13 @@ def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, ec
     assert (row.calls_per_minute, row.max_in_flight) == (7, 2)
     assert row.expires_at is not None
     assert row.expires_at.isoformat() == "2099-01-31T12:00:00+00:00"
-    shown = html(page.get(page_of(row)))
-    for said in ("example/echo", "2099-01-31 12:00:00", "calls per minute: 7; concurrent calls: 2", "good"):
-        assert said in shown
+    text = html(page.get(page_of(row)))
+    for part in ("example/echo", "2099-01-31 12:00:00", "calls per minute: 7; concurrent calls: 2", "good"):
+        assert part in text
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "text"),
     [
         ({"scope": "members"}, "The scope is “Some members”. Choose at least one."),
         ({"scope": "tools"}, "The scope is “Some tools”. Choose at least one."),
@@ -65,39 +65,39 @@ def test_a_token_is_made_with_scope_end_and_limits(page: Client, alice: User, ec
         ({"scope": "all", "max_in_flight": "0"}, "greater than or equal to 1"),
     ],
 )
-def test_a_token_that_would_not_be_what_was_meant_is_not_made(
-    page: Client, alice: User, example: GuildMember, values: dict[str, Any], said: str
+def test_an_inconsistent_token_is_not_created(
+    page: Client, alice: User, example: GuildMember, values: dict[str, Any], text: str
 ) -> None:
     values = {key: example.pk if value == "chosen" else value for key, value in values.items()}
-    assert said in html(page.post(reverse(ADD_TOKEN), {"user": alice.pk, **values}))
+    assert text in html(page.post(reverse(ADD_TOKEN), {"user": alice.pk, **values}))
     assert not Token.objects.exists()
 
 
-def test_others_make_see_and_revoke_only_their_own_tokens(client: Client, alice: User, bob: User) -> None:
-    hers, _ = Token.make(user=alice)
+def test_users_create_see_and_revoke_only_their_own_tokens(client: Client, alice: User, bob: User) -> None:
+    token_of_alice, _ = Token.make(user=alice)
     allow(bob, "add_token", "view_token", "delete_token")
     client.force_login(bob)
 
     values = {"user": alice.pk, "scope": "all"}
     assert "Select a valid choice" in html(client.post(reverse(ADD_TOKEN), values))
     assert client.post(reverse(ADD_TOKEN), {**values, "user": bob.pk}).status_code == 302
-    his = Token.objects.get(user=bob)
-    assert list(client.get(list_of("token")).context["cl"].result_list) == [his]
-    act(client, "token", "revoke", hers, his)
-    assert client.post(reverse("admin:roster_token_revoke", args=[hers.pk])).status_code == 403
-    assert set(Token.objects.exclude(revoked_at=None)) == {his}
-    client.post(reverse("admin:roster_token_delete", args=[hers.pk]), {"post": "yes"})
-    client.post(reverse("admin:roster_token_delete", args=[his.pk]), {"post": "yes"})
-    assert Token.objects.get() == hers
+    token_of_bob = Token.objects.get(user=bob)
+    assert list(client.get(list_of("token")).context["cl"].result_list) == [token_of_bob]
+    act(client, "token", "revoke", token_of_alice, token_of_bob)
+    assert client.post(reverse("admin:roster_token_revoke", args=[token_of_alice.pk])).status_code == 403
+    assert set(Token.objects.exclude(revoked_at=None)) == {token_of_bob}
+    client.post(reverse("admin:roster_token_delete", args=[token_of_alice.pk]), {"post": "yes"})
+    client.post(reverse("admin:roster_token_delete", args=[token_of_bob.pk]), {"post": "yes"})
+    assert Token.objects.get() == token_of_alice
 
 
-@pytest.mark.parametrize("by", ["its page", "the list"])
-def test_a_token_that_is_deleted_takes_its_queued_calls_along(page: Client, alice: User, echo: Tool, by: str) -> None:
+@pytest.mark.parametrize("screen", ["its page", "the list"])
+def test_the_deletion_of_a_token_cancels_its_queued_calls(page: Client, alice: User, echo: Tool, screen: str) -> None:
     row, _ = Token.make(user=alice)
-    caller = Caller(Call.Source.REST, alice, principals.principal_of_row(row))
-    call, _ = queue_call("example", "echo", {"text": "later"}, caller=caller)
+    requester = Requester(Call.Source.REST, alice, principals.principal_of_row(row))
+    call, _ = queue_call("example", "echo", {"text": "later"}, requester=requester)
 
-    if by == "its page":
+    if screen == "its page":
         page.post(reverse("admin:roster_token_delete", args=[row.pk]), {"post": "yes"})
     else:
         page.post(list_of("token"), {"action": "delete_selected", "_selected_action": [row.pk], "post": "yes"})
@@ -106,20 +106,20 @@ def test_a_token_that_is_deleted_takes_its_queued_calls_along(page: Client, alic
     assert (call.status, call.token_id, Token.objects.exists()) == ("cancelled", None, False)
 
 
-def test_the_button_revokes_at_once_and_is_gone_afterwards(page: Client, alice: User) -> None:
+def test_the_button_revokes_at_once_and_then_disappears(page: Client, alice: User) -> None:
     row, token = Token.make(user=alice, name="laptop")
     button = reverse("admin:roster_token_revoke", args=[row.pk])
     assert button in html(page.get(page_of(row)))
     assert page.get(button).status_code == 405
-    shown = html(page.post(button, follow=True))
-    assert "Revoked (1)" in shown
-    assert button not in shown
+    text = html(page.post(button, follow=True))
+    assert "Revoked (1)" in text
+    assert button not in text
     assert Client(headers={"Authorization": f"Bearer {token}"}).get("/api/roster/").status_code == 401
     assert "it is already revoked" in html(act(page, "token", "revoke", row))
 
 
 @pytest.mark.parametrize("state", ["good", "expired", "revoked"])
 def test_every_state_of_a_token_has_a_colour(state: str) -> None:
-    found = finders.find("roster/admin.css")
-    assert isinstance(found, str)
-    assert Path(found).read_text().count(f".status-{state}") == 3
+    path = finders.find("roster/admin.css")
+    assert isinstance(path, str)
+    assert Path(path).read_text().count(f".status-{state}") == 3

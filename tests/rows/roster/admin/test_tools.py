@@ -1,4 +1,4 @@
-"""Tools in the admin: the list, the switch, and the form that calls one without a script."""
+"""Tools in the admin: the list, the buttons to disable and enable, and the form that calls a tool without a script."""
 
 from __future__ import annotations
 
@@ -33,58 +33,56 @@ pytestmark = pytest.mark.django_db
 # Tools ------------------------------------------------------------------------------------------------------------
 
 
-def test_tools_of_a_member_whose_folder_is_gone_are_hidden_until_asked_for(page: Client) -> None:
-    here, gone = make_member("here"), make_member("gone", removed_at=timezone.now())
-    make_tool(here, "still")
-    make_tool(gone, "past")
+def test_tools_of_removed_members_are_hidden_without_the_filter(page: Client) -> None:
+    present_member, removed_member = make_member("here"), make_member("gone", removed_at=timezone.now())
+    make_tool(present_member, "still")
+    make_tool(removed_member, "past")
 
     def names(**query: Any) -> list[str]:
         return [row.name for row in page.get(list_of("tool"), query).context["cl"].result_list]
 
     assert names() == ["still"]
     assert names(folder="gone") == ["past"]
-    assert names(member__id__exact=gone.pk) == ["past"]
+    assert names(member__id__exact=removed_member.pk) == ["past"]
     assert ">Call</a>" not in page.get(list_of("tool"), {"folder": "gone"}).content.decode()
 
 
-def test_the_filter_by_member_names_those_whose_tools_are_listed_and_the_chosen_one(page: Client) -> None:
+def test_the_member_filter_has_the_members_of_listed_tools_and_the_chosen_member(page: Client) -> None:
     make_member("gone", removed_at=timezone.now())
     make_member("here")
-    past = make_member("past", removed_at=timezone.now())
+    chosen_member = make_member("past", removed_at=timezone.now())
     make_member("still")
 
-    def named(**query: Any) -> list[str]:
+    def filter_names(**query: Any) -> list[str]:
         filters = page.get(list_of("tool"), query).context["cl"].filter_specs
         return [name for spec in filters if spec.title == "member" for _, name in spec.lookup_choices]
 
-    assert named() == ["here", "still"]
-    assert named(folder="gone") == ["gone", "past"]
-    assert named(folder="any") == ["gone", "here", "past", "still"]
-    assert named(member__id__exact=past.pk) == ["here", "past", "still"]
+    assert filter_names() == ["here", "still"]
+    assert filter_names(folder="gone") == ["gone", "past"]
+    assert filter_names(folder="any") == ["gone", "here", "past", "still"]
+    assert filter_names(member__id__exact=chosen_member.pk) == ["here", "past", "still"]
     assert page.get(list_of("tool"), {"member__id__exact": "x"})["Location"].endswith("?e=1")
 
 
-def test_the_only_member_in_place_can_be_filtered_by(page: Client) -> None:
-    here = make_member("here")
-    make_tool(here, "still")
+def test_the_only_present_member_can_be_used_as_a_filter(page: Client) -> None:
+    present_member = make_member("here")
+    make_tool(present_member, "still")
     make_tool(make_member("gone", removed_at=timezone.now()), "past")
 
-    found = page.get(list_of("tool"), {"member__id__exact": here.pk}).context["cl"].result_list
+    tools = page.get(list_of("tool"), {"member__id__exact": present_member.pk}).context["cl"].result_list
 
-    assert [tool.name for tool in found] == ["still"]
+    assert [tool.name for tool in tools] == ["still"]
 
 
-def test_a_list_offers_to_show_all_where_something_is_left_out(page: Client, echo: Tool) -> None:
+def test_a_filtered_list_has_a_link_to_show_all(page: Client, echo: Tool) -> None:
     assert "Show all" not in page.get(list_of("tool")).content.decode()
     assert "Show all" in page.get(list_of("tool"), {"q": "echo"}).content.decode()
 
 
-def test_tools_are_disabled_and_enabled_where_that_changes_something(
-    page: Client, example: GuildMember, echo: Tool
-) -> None:
-    off = make_tool(example, "off", enabled=False)
+def test_the_actions_disable_and_enable_tools(page: Client, example: GuildMember, echo: Tool) -> None:
+    disabled_tool = make_tool(example, "off", enabled=False)
 
-    response = act(page, "tool", "disable", echo, off)
+    response = act(page, "tool", "disable", echo, disabled_tool)
 
     assert messages_of(response) == ["Disabled (1): echo.", "Not changed (1): off: it is already disabled."]
     echo.refresh_from_db()
@@ -94,7 +92,7 @@ def test_tools_are_disabled_and_enabled_where_that_changes_something(
     assert echo.enabled
 
 
-def test_switching_tools_wants_the_permission(client: Client, bob: User, echo: Tool) -> None:
+def test_disabling_tools_needs_the_permission(client: Client, bob: User, echo: Tool) -> None:
     allow(bob, "view_tool")
     client.force_login(bob)
 
@@ -104,23 +102,23 @@ def test_switching_tools_wants_the_permission(client: Client, bob: User, echo: T
     assert echo.enabled
 
 
-def test_who_may_not_call_is_offered_no_call(client: Client, bob: User, echo: Tool) -> None:
+def test_a_user_who_may_not_call_tools_sees_no_links_to_call_them(client: Client, bob: User, echo: Tool) -> None:
     allow(bob, "view_tool", "view_guildmember")
     client.force_login(bob)
-    call = reverse("admin:roster_tool_call", args=[echo.pk])
+    call_url = reverse("admin:roster_tool_call", args=[echo.pk])
 
-    assert call not in html(client.get(list_of("tool")))
-    assert call not in html(client.get(page_of(echo)))
-    assert call not in html(client.get(page_of(echo.member)))
-    assert client.get(call).status_code == 403
-    assert client.post(call, {"arguments": '{"text": "hello"}'}).status_code == 403
+    assert call_url not in html(client.get(list_of("tool")))
+    assert call_url not in html(client.get(page_of(echo)))
+    assert call_url not in html(client.get(page_of(echo.member)))
+    assert client.get(call_url).status_code == 403
+    assert client.post(call_url, {"arguments": '{"text": "hello"}'}).status_code == 403
     assert not Call.objects.exists()
 
 
 # The form to call a tool ------------------------------------------------------------------------------------------
 
 
-def test_the_form_begins_with_what_the_schema_requires_and_presets(page: Client, echo: Tool) -> None:
+def test_the_form_contains_the_required_and_the_default_arguments(page: Client, echo: Tool) -> None:
     response = page.get(reverse("admin:roster_tool_call", args=[echo.pk]))
 
     assert json.loads(response.context["form"].initial["arguments"]) == {"text": "", "times": 1}
@@ -137,7 +135,7 @@ def test_a_sent_form_queues_the_call_and_leads_to_its_page(page: Client, alice: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "reason"),
     [
         ("{nonsense", "the arguments are not JSON"),
         ("[1]", "must be a JSON object"),
@@ -147,12 +145,10 @@ def test_a_sent_form_queues_the_call_and_leads_to_its_page(page: Client, alice: 
         ("[" * 100_000, "the arguments are nested too deep"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused_at_the_form(
-    page: Client, echo: Tool, arguments: str, complaint: str
-) -> None:
+def test_invalid_arguments_are_refused_at_the_form(page: Client, echo: Tool, arguments: str, reason: str) -> None:
     response = call_form(page, echo, arguments)
 
-    assert complaint in html(response)
+    assert reason in html(response)
     assert not Call.objects.exists()
 
 
@@ -162,27 +158,25 @@ def test_a_disabled_member_is_refused_at_the_form(page: Client, echo: Tool) -> N
     assert "is disabled; enable it first" in html(call_form(page, echo, '{"text": "x"}'))
 
 
-def test_pressing_the_button_twice_calls_once(page: Client, echo: Tool) -> None:
-    shown = page.get(reverse("admin:roster_tool_call", args=[echo.pk])).context["call_key"]
-    first = call_form(page, echo, '{"text": "x"}', call_key=str(shown))
-    second = call_form(page, echo, '{"text": "x"}', call_key=str(shown))
+def test_pressing_the_button_twice_makes_one_call(page: Client, echo: Tool) -> None:
+    key = page.get(reverse("admin:roster_tool_call", args=[echo.pk])).context["call_key"]
+    first = call_form(page, echo, '{"text": "x"}', call_key=str(key))
+    second = call_form(page, echo, '{"text": "x"}', call_key=str(key))
 
     assert Call.objects.count() == 1
     assert first["Location"] == second["Location"]
 
 
-def test_a_caller_without_other_rights_can_call_see_and_cancel_their_own_call(
-    client: Client, bob: User, echo: Tool
-) -> None:
-    others = make_call(echo.member)
+def test_a_user_who_may_only_call_can_see_and_cancel_their_own_call(client: Client, bob: User, echo: Tool) -> None:
+    other_call = make_call(echo.member)
     allow(bob, "invoke_tool")
     client.force_login(bob)
 
-    own = call_form(client, echo, '{"text": "x"}')["Location"]
+    own_url = call_form(client, echo, '{"text": "x"}')["Location"]
 
-    assert "queued" in html(client.get(own))
-    assert client.get(page_of(others)).status_code == 403
-    assert client.post(reverse("admin:roster_call_cancel", args=[others.pk])).status_code == 403
+    assert "queued" in html(client.get(own_url))
+    assert client.get(page_of(other_call)).status_code == 403
+    assert client.post(reverse("admin:roster_call_cancel", args=[other_call.pk])).status_code == 403
     client.post(reverse("admin:roster_call_cancel", args=[Call.objects.get(source="admin").pk]))
     assert [row.status for row in Call.objects.order_by("id")] == ["queued", "cancelled"]
 
@@ -211,22 +205,22 @@ def test_a_caller_without_other_rights_can_call_see_and_cancel_their_own_call(
         ({"properties": {"a": {"anyOf": [{"type": "array"}, {"type": "null"}]}}, "required": ["a"]}, {"a": []}),
     ],
 )
-def test_a_skeleton_holds_the_least_that_might_fit(schema: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_a_skeleton_has_the_minimum_that_the_schema_needs(schema: dict[str, Any], expected: dict[str, Any]) -> None:
     assert calls.skeleton_of(schema) == expected
 
 
-def test_a_schema_that_refers_to_itself_gives_a_skeleton_that_ends() -> None:
+def test_a_schema_with_a_reference_to_itself_gives_a_finite_skeleton() -> None:
     schema = {"type": "object", "properties": {"again": {"$ref": "#"}}, "required": ["again"]}
 
     assert len(json.dumps(calls.skeleton_of(schema))) < 200
 
 
-def test_a_schema_whose_properties_refer_to_each_other_gives_a_skeleton_of_bounded_size() -> None:
+def test_a_schema_with_many_references_gives_a_skeleton_of_limited_size() -> None:
     names = [f"p{number}" for number in range(100)]
     schema = {"properties": {name: {"$ref": "#"} for name in names}, "required": names * 200}
-    large = {"properties": {name: {"$ref": "#/$defs/d"} for name in names}, "required": names}
+    large_schema = {"properties": {name: {"$ref": "#/$defs/d"} for name in names}, "required": names}
 
-    watch = time.thread_time()
+    start = time.thread_time()
     assert len(json.dumps(calls.skeleton_of(schema))) < 100_000
-    assert len(json.dumps(calls.skeleton_of({**large, "$defs": {"d": {"default": "x" * 50_000}}}))) < 200_000
-    assert time.thread_time() - watch < 1
+    assert len(json.dumps(calls.skeleton_of({**large_schema, "$defs": {"d": {"default": "x" * 50_000}}}))) < 200_000
+    assert time.thread_time() - start < 1

@@ -1,4 +1,4 @@
-"""Characters: alice may do everything, bob may look, control and call, charlie nothing. No runtime is there."""
+"""Users: alice has all permissions, bob may view, control and call, charlie has none. No runtime runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.api import ECHO_SCHEMA, add_member, add_tool, client_of
 
 @pytest.fixture(autouse=True)
 def _static_root() -> None:
-    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+    # WhiteNoise warns about a missing folder, and here a warning is an error.
     settings.STATIC_ROOT.mkdir(exist_ok=True)
 
 
@@ -61,5 +61,5 @@ def example(db: None) -> GuildMember:
 
 @pytest.fixture
 def live_runtime(db: None) -> None:
-    """This very process holds the lease."""
+    """This process has the lease."""
     lease.take()

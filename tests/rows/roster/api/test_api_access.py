@@ -1,4 +1,4 @@
-"""Over REST: groups and scopes narrow every list and verb, tokens are made and revoked, and calls are limited."""
+"""Access control over REST: groups and scopes limit every list and verb. Tokens are created and revoked."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Scope = Token.Scope
 
 @pytest.fixture(autouse=True)
 def limiter(monkeypatch: pytest.MonkeyPatch) -> Limiter:
-    fresh = Limiter()
-    monkeypatch.setattr(calls, "limiter", fresh)
-    return fresh
+    new_limiter = Limiter()
+    monkeypatch.setattr(calls, "limiter", new_limiter)
+    return new_limiter
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def notes(db: None) -> GuildMember:
 
 
 @pytest.fixture
-def reserved(notes: GuildMember) -> GuildMember:
+def reserved_member(notes: GuildMember) -> GuildMember:
     reserve_member(notes, [Group.objects.create(name="writers")])
     return notes
 
@@ -53,15 +53,15 @@ def invoke(client: Client, member: str, tool: str) -> Any:
 
 def roster_of(client: Client) -> dict[str, list[str]]:
     members = client.get("/api/roster/").json()["members"]
-    shown = {row["name"]: [tool["name"] for tool in row["tools"]] for row in members}
-    assert [row["name"] for row in client.get("/api/members/").json()["members"]] == list(shown)
-    return shown
+    tools_by_member = {row["name"]: [tool["name"] for tool in row["tools"]] for row in members}
+    assert [row["name"] for row in client.get("/api/members/").json()["members"]] == list(tools_by_member)
+    return tools_by_member
 
 
 # Lists and verbs --------------------------------------------------------------------------------------------------
 
 
-def test_a_token_for_some_members_sees_and_calls_those_alone(
+def test_a_token_for_some_members_sees_and_calls_only_those(
     bob: User, example: GuildMember, notes: GuildMember
 ) -> None:
     client = client_of(bob, scope=Scope.MEMBERS, members=[notes])
@@ -80,7 +80,7 @@ def test_a_token_for_some_members_sees_and_calls_those_alone(
     assert example.tools.get().enabled
 
 
-def test_a_token_for_some_tools_sees_and_calls_those_alone(bob: User, example: GuildMember, notes: GuildMember) -> None:
+def test_a_token_for_some_tools_sees_and_calls_only_those(bob: User, example: GuildMember, notes: GuildMember) -> None:
     client = client_of(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")])
     assert roster_of(client) == {"notes": ["add"]}
     assert [tool["name"] for tool in client.get("/api/members/notes/tools/").json()["tools"]] == ["add"]
@@ -94,17 +94,17 @@ def test_a_token_for_some_tools_sees_and_calls_those_alone(bob: User, example: G
     assert GuildMember.objects.get(name="notes").desired_state == "running"
 
 
-def test_a_reserved_member_is_not_there_for_others(
-    bob: User, as_bob: Client, as_alice: Client, example: GuildMember, reserved: GuildMember
+def test_a_reserved_member_does_not_exist_for_other_users(
+    bob: User, as_bob: Client, as_alice: Client, example: GuildMember, reserved_member: GuildMember
 ) -> None:
-    add_call(reserved)
+    add_call(reserved_member)
     assert roster_of(as_bob) == {"example": ["echo"]}
     assert as_bob.get("/api/members/notes/").status_code == 404
     assert post(as_bob, "/api/members/notes/stop/").status_code == 404
     assert as_bob.get("/api/calls/").json()["results"] == []
-    refusal = invoke(as_bob, "notes", "add")
-    assert refusal.status_code == 403
-    assert "reserved for groups" in refusal.json()["error"]
+    response = invoke(as_bob, "notes", "add")
+    assert response.status_code == 403
+    assert "reserved for groups" in response.json()["error"]
     assert set(roster_of(as_alice)) == {"example", "notes"}
 
     bob.groups.add(Group.objects.get(name="writers"))
@@ -113,52 +113,52 @@ def test_a_reserved_member_is_not_there_for_others(
     assert invoke(as_bob, "notes", "add").status_code == 202
 
 
-def test_who_may_not_call_is_shown_no_tools(as_charlie: Client, example: GuildMember) -> None:
+def test_a_user_who_may_not_call_sees_no_tools(as_charlie: Client, example: GuildMember) -> None:
     assert roster_of(as_charlie) == {"example": []}
     assert as_charlie.get("/api/members/example/tools/").json() == {"tools": []}
     assert as_charlie.get("/api/members/example/tools/echo/").status_code == 404
 
 
-def test_who_may_only_control_sees_the_tools_that_they_may_enable_and_disable(
-    charlie: User, as_charlie: Client, example: GuildMember
-) -> None:
+def test_a_user_who_may_only_control_sees_the_tools(charlie: User, as_charlie: Client, example: GuildMember) -> None:
     charlie.user_permissions.add(Permission.objects.get(codename="control_member"))
     assert roster_of(as_charlie) == {"example": ["echo"]}
     assert post(as_charlie, "/api/members/example/tools/echo/disable/").status_code == 200
     assert invoke(as_charlie, "example", "echo").status_code == 403
 
 
-def test_a_browsers_session_is_asked_for_the_same(bob: User, example: GuildMember, reserved: GuildMember) -> None:
+def test_a_session_of_a_browser_has_the_same_limits(
+    bob: User, example: GuildMember, reserved_member: GuildMember
+) -> None:
     client = Client()
     client.force_login(bob)
     assert roster_of(client) == {"example": ["echo"]}
     assert invoke(client, "notes", "add").status_code == 403
 
 
-def test_a_call_says_which_token_it_was_made_with_and_keeps_its_name(bob: User, example: GuildMember) -> None:
+def test_a_call_has_its_token_and_keeps_the_name_of_it(bob: User, example: GuildMember) -> None:
     client = client_of(bob, name="laptop")
-    answer = invoke(client, "example", "echo").json()
+    response = invoke(client, "example", "echo").json()
     call = Call.objects.get()
     assert call.token == Token.objects.get()
-    assert (answer["token"], answer["requester"]) == (call.token.pk, "bob (laptop)")
+    assert (response["token"], response["requester"]) == (call.token.pk, "bob (laptop)")
     assert call.requester == "bob (laptop)"
     Token.objects.get().delete()
     call.refresh_from_db()
     assert (call.token, call.requester, call.requested_by) == (None, "bob (laptop)", bob)
 
 
-def test_a_narrowed_token_sees_the_calls_that_were_made_with_it(bob: User, example: GuildMember) -> None:
+def test_a_narrow_token_sees_only_its_own_calls(bob: User, example: GuildMember) -> None:
     add_call(example, requested_by=bob)
     client = client_of(bob, scope=Scope.MEMBERS, members=[example])
-    own = invoke(client, "example", "echo").json()["id"]
-    assert [row["id"] for row in client.get("/api/calls/").json()["results"]] == [own]
+    own_id = invoke(client, "example", "echo").json()["id"]
+    assert [row["id"] for row in client.get("/api/calls/").json()["results"]] == [own_id]
 
 
 # The token itself -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["token", "access_token", "api_key", "key", "Authorization", "authorization"])
-def test_a_token_in_the_address_opens_nothing(bob: User, example: GuildMember, name: str) -> None:
+def test_a_token_in_the_query_is_ignored(bob: User, example: GuildMember, name: str) -> None:
     token = Token.make(user=bob)[1]
     for value in (token, f"Bearer {token}"):
         assert Client().get("/api/roster/", {name: value}).status_code == 401
@@ -169,46 +169,48 @@ def test_a_token_in_the_address_opens_nothing(bob: User, example: GuildMember, n
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "reason"),
     [
         ({"revoked_at": timezone.now()}, "was revoked"),
         ({"expires_at": timezone.now() - timedelta(seconds=1)}, "expired at"),
     ],
 )
-def test_a_token_that_is_over_is_401_with_the_reason(as_bob: Client, columns: dict[str, Any], said: str) -> None:
+def test_a_revoked_or_expired_token_is_401_with_the_reason(
+    as_bob: Client, columns: dict[str, Any], reason: str
+) -> None:
     Token.objects.update(**columns)
     response = as_bob.get("/api/roster/")
     assert (response.status_code, response.json()["code"]) == (401, "authentication_failed")
-    assert said in response.json()["error"]
+    assert reason in response.json()["error"]
 
 
-# Making tokens ----------------------------------------------------------------------------------------------------
+# New tokens -------------------------------------------------------------------------------------------------------
 
 
-def test_a_token_is_made_and_shown_once(bob: User, notes: GuildMember) -> None:
+def test_a_token_is_created_and_shown_once(bob: User, notes: GuildMember) -> None:
     bob.user_permissions.add(Permission.objects.get(codename="add_token"))
     client = client_of(bob)
     body = {"name": "ci", "tools": ["notes/add"], "expires_at": "2099-01-01T00:00:00Z", "calls_per_minute": 5}
     response = post(client, TOKENS, body)
     assert response.status_code == 201
-    made = response.json()
-    assert (made["scope"], made["tools"], made["calls_per_minute"], made["state"]) == (
+    new_token = response.json()
+    assert (new_token["scope"], new_token["tools"], new_token["calls_per_minute"], new_token["state"]) == (
         "tools",
         ["notes/add"],
         5,
         "good",
     )
-    row = Token.objects.get(pk=made["id"])
-    assert (row.user, row.digest) == (bob, Token.digest_of(made["token"]))
-    shown = client.get(made["url"])
-    assert "token" not in shown.json()
-    assert made["token"] not in shown.content.decode()
-    assert made["token"] not in client.get(TOKENS).content.decode()
-    child = Client(headers={"Authorization": f"Bearer {made['token']}"})
-    assert roster_of(child) == {"notes": ["add"]}
+    row = Token.objects.get(pk=new_token["id"])
+    assert (row.user, row.digest) == (bob, Token.digest_of(new_token["token"]))
+    second_response = client.get(new_token["url"])
+    assert "token" not in second_response.json()
+    assert new_token["token"] not in second_response.content.decode()
+    assert new_token["token"] not in client.get(TOKENS).content.decode()
+    new_client = Client(headers={"Authorization": f"Bearer {new_token['token']}"})
+    assert roster_of(new_client) == {"notes": ["add"]}
 
 
-def test_making_a_token_needs_the_permission_and_reading_does_not(as_bob: Client) -> None:
+def test_creating_a_token_needs_the_permission_and_reading_does_not(as_bob: Client) -> None:
     response = post(as_bob, TOKENS)
     assert response.status_code == 403
     assert "roster.add_token" in response.json()["error"]
@@ -229,132 +231,132 @@ def test_making_a_token_needs_the_permission_and_reading_does_not(as_bob: Client
         ({"expires_at": "2001-01-01T00:00:00Z"}, 409),
     ],
 )
-def test_a_token_that_cannot_be_is_refused(
-    as_alice: Client, notes: GuildMember, body: dict[str, Any], status: int
-) -> None:
+def test_an_invalid_token_is_refused(as_alice: Client, notes: GuildMember, body: dict[str, Any], status: int) -> None:
     response = post(as_alice, TOKENS, body)
     assert response.status_code == status, response.json()
     assert response.json()["error"]
     assert Token.objects.count() == 1
 
 
-def test_a_token_cannot_make_a_wider_one(alice: User, notes: GuildMember, example: GuildMember) -> None:
+def test_a_token_cannot_create_a_wider_token(alice: User, notes: GuildMember, example: GuildMember) -> None:
     client = client_of(alice, scope=Scope.MEMBERS, members=[notes])
     assert post(client, TOKENS, {"members": ["example"]}).status_code == 403
     assert post(client, TOKENS).json()["members"] == ["notes"]
 
 
-def test_a_revoked_token_is_refused_at_once_and_stays_listed(alice: User, as_alice: Client) -> None:
+def test_a_revoked_token_is_refused_at_once_and_stays_in_the_list(alice: User, as_alice: Client) -> None:
     row, token = Token.make(user=alice, name="old")
-    other = Client(headers={"Authorization": f"Bearer {token}"})
-    assert other.get("/api/roster/").status_code == 200
-    revoked = post(as_alice, f"{TOKENS}{row.pk}/revoke/")
-    assert (revoked.status_code, revoked.json()["state"]) == (200, "revoked")
-    assert other.get("/api/roster/").status_code == 401
-    assert row.pk in [shown["id"] for shown in as_alice.get(TOKENS).json()["results"]]
+    other_client = Client(headers={"Authorization": f"Bearer {token}"})
+    assert other_client.get("/api/roster/").status_code == 200
+    response = post(as_alice, f"{TOKENS}{row.pk}/revoke/")
+    assert (response.status_code, response.json()["state"]) == (200, "revoked")
+    assert other_client.get("/api/roster/").status_code == 401
+    assert row.pk in [row_["id"] for row_ in as_alice.get(TOKENS).json()["results"]]
 
 
-def test_tokens_of_others_are_not_found(as_alice: Client, bob: User) -> None:
-    theirs = Token.make(user=bob)[0]
-    assert as_alice.get(f"{TOKENS}{theirs.pk}/").status_code == 404
-    assert post(as_alice, f"{TOKENS}{theirs.pk}/revoke/").status_code == 404
-    theirs.refresh_from_db()
-    assert theirs.revoked_at is None
+def test_tokens_of_others_are_404(as_alice: Client, bob: User) -> None:
+    other_token = Token.make(user=bob)[0]
+    assert as_alice.get(f"{TOKENS}{other_token.pk}/").status_code == 404
+    assert post(as_alice, f"{TOKENS}{other_token.pk}/revoke/").status_code == 404
+    other_token.refresh_from_db()
+    assert other_token.revoked_at is None
 
 
-def test_a_narrowed_token_knows_of_itself_alone(alice: User, notes: GuildMember) -> None:
-    other = Token.make(user=alice)[0]
+def test_a_narrow_token_sees_only_itself(alice: User, notes: GuildMember) -> None:
+    other_token = Token.make(user=alice)[0]
     client = client_of(alice, scope=Scope.MEMBERS, members=[notes])
     assert [row["scope"] for row in client.get(TOKENS).json()["results"]] == ["members"]
-    assert post(client, f"{TOKENS}{other.pk}/revoke/").status_code == 404
+    assert post(client, f"{TOKENS}{other_token.pk}/revoke/").status_code == 404
 
 
 # Limits -----------------------------------------------------------------------------------------------------------
 
 
-def test_more_calls_than_a_minute_allows_are_429_and_say_when_to_come_again(bob: User, example: GuildMember) -> None:
+def test_too_many_calls_in_a_minute_are_429_with_the_time_to_wait(bob: User, example: GuildMember) -> None:
     client = client_of(bob, calls_per_minute=2)
     assert [invoke(client, "example", "echo").status_code for _ in range(3)] == [202, 202, 429]
-    refused = invoke(client, "example", "echo")
-    assert 1 <= int(refused["Retry-After"]) <= 30
-    assert refused.json()["code"] == "too_many_calls"
-    assert "Too many calls a minute (limit 2)" in refused.json()["error"]
+    response = invoke(client, "example", "echo")
+    assert 1 <= int(response["Retry-After"]) <= 30
+    assert response.json()["code"] == "too_many_calls"
+    assert "Too many calls a minute (limit 2)" in response.json()["error"]
     assert client.get("/api/roster/").status_code == 200
     assert Call.objects.count() == 2
 
 
-def test_the_settings_limit_tokens_that_have_none_of_their_own(bob: User, example: GuildMember, settings: Any) -> None:
+def test_tokens_without_their_own_limit_have_the_limit_of_the_settings(
+    bob: User, example: GuildMember, settings: Any
+) -> None:
     settings.GUILD_HALL_CALLS_PER_MINUTE = 1
-    client, free = client_of(bob), client_of(bob, calls_per_minute=0)
+    client, unlimited_client = client_of(bob), client_of(bob, calls_per_minute=0)
     assert [invoke(client, "example", "echo").status_code for _ in range(2)] == [202, 429]
-    assert [invoke(free, "example", "echo").status_code for _ in range(3)] == [202] * 3
+    assert [invoke(unlimited_client, "example", "echo").status_code for _ in range(3)] == [202] * 3
 
 
 @pytest.fixture
-def one_under_way(bob: User, limiter: Limiter) -> Iterator[Client]:
+def client_with_active_call(bob: User, limiter: Limiter) -> Iterator[Client]:
     client = client_of(bob, max_in_flight=1)
     with limiter.call(Token.objects.get().pk, Limits(max_in_flight=1)):
         yield client
 
 
-def test_more_calls_under_way_than_the_token_may_are_429(one_under_way: Client, example: GuildMember) -> None:
-    refused = invoke(one_under_way, "example", "echo")
-    assert refused.status_code == 429
-    assert refused["Retry-After"] == "1"
-    assert "Too many concurrent calls (limit 1)" in refused.json()["error"]
+def test_too_many_concurrent_calls_of_a_token_are_429(client_with_active_call: Client, example: GuildMember) -> None:
+    response = invoke(client_with_active_call, "example", "echo")
+    assert response.status_code == 429
+    assert response["Retry-After"] == "1"
+    assert "Too many concurrent calls (limit 1)" in response.json()["error"]
 
 
-def test_calls_that_were_answered_are_not_under_way(bob: User, example: GuildMember) -> None:
+def test_calls_that_were_accepted_are_not_concurrent(bob: User, example: GuildMember) -> None:
     client = client_of(bob, max_in_flight=1)
     assert [invoke(client, "example", "echo").status_code for _ in range(3)] == [202] * 3
 
 
-# What agents' clients want ----------------------------------------------------------------------------------------
+# Configuration of clients -----------------------------------------------------------------------------------------
 
 CONFIG = "/api/agent-config/"
 
 
-def test_a_get_shows_the_configuration_with_a_placeholder_and_makes_nothing(
+def test_a_get_shows_the_configuration_with_a_placeholder_and_creates_no_token(
     as_bob: Client, notes: GuildMember, example: GuildMember
 ) -> None:
     response = as_bob.get(CONFIG, {"for": "claude-code", "members": "notes"})
     assert response.status_code == 200
-    answer = response.json()
-    assert "PUT_A_TOKEN_HERE" in answer["config"]
-    assert "/mcp?members=notes" in answer["config"]
-    assert answer["token"] is None
-    assert set(answer["cost_by_member"]) == {"notes"}
-    assert answer["cost"]["tools"] == 2
-    assert answer["cost"]["tokens"] > 0
+    config = response.json()
+    assert "PUT_A_TOKEN_HERE" in config["config"]
+    assert "/mcp?members=notes" in config["config"]
+    assert config["token"] is None
+    assert set(config["cost_by_member"]) == {"notes"}
+    assert config["cost"]["tools"] == 2
+    assert config["cost"]["tokens"] > 0
     assert Token.objects.count() == 1
 
 
-def test_a_post_makes_a_token_for_the_client_and_these_members(as_alice: Client, notes: GuildMember) -> None:
+def test_a_post_creates_a_token_for_the_client_and_these_members(as_alice: Client, notes: GuildMember) -> None:
     response = post(as_alice, CONFIG, {"for": "codex", "members": ["notes"], "expires_at": "2099-01-01T00:00:00Z"})
     assert response.status_code == 201
-    made = response.json()["token"]
-    assert (made["name"], made["scope"], made["members"]) == ("codex", "members", ["notes"])
+    token_data = response.json()["token"]
+    assert (token_data["name"], token_data["scope"], token_data["members"]) == ("codex", "members", ["notes"])
     (token,) = [word.strip('"') for word in response.json()["config"].split() if word.startswith("gh_")]
-    assert Token.objects.get(pk=made["id"]).digest == Token.digest_of(token)
+    assert Token.objects.get(pk=token_data["id"]).digest == Token.digest_of(token)
 
 
-def test_direct_needs_no_token(as_alice: Client, notes: GuildMember) -> None:
-    refused = post(as_alice, CONFIG, {"for": "cursor", "members": ["notes"], "direct": True})
-    assert refused.status_code == 409
-    assert "does not run" in refused.json()["error"]
-    nobody = post(as_alice, CONFIG, {"for": "cursor", "direct": True})
-    assert (nobody.status_code, nobody.json()["token"]) == (201, None)
+def test_a_direct_configuration_needs_no_token(as_alice: Client, notes: GuildMember) -> None:
+    response = post(as_alice, CONFIG, {"for": "cursor", "members": ["notes"], "direct": True})
+    assert response.status_code == 409
+    assert "does not run" in response.json()["error"]
+    second_response = post(as_alice, CONFIG, {"for": "cursor", "direct": True})
+    assert (second_response.status_code, second_response.json()["token"]) == (201, None)
     assert Token.objects.count() == 1
 
 
 @pytest.mark.parametrize("query", [{}, {"for": "emacs"}, {"for": "cursor", "direct": "perhaps"}])
-def test_a_question_that_cannot_be_understood_is_400(as_bob: Client, query: dict[str, str]) -> None:
+def test_an_invalid_query_is_400(as_bob: Client, query: dict[str, str]) -> None:
     assert as_bob.get(CONFIG, query).status_code == 400
 
 
-def test_a_member_that_may_not_be_called_is_no_choice(as_bob: Client, reserved: GuildMember) -> None:
+def test_a_member_that_the_user_may_not_call_is_404(as_bob: Client, reserved_member: GuildMember) -> None:
     assert as_bob.get(CONFIG, {"for": "cursor", "members": "notes"}).status_code == 404
 
 
-def test_making_a_configuration_needs_the_permission_to_make_tokens(as_bob: Client, notes: GuildMember) -> None:
+def test_creating_a_configuration_needs_the_permission_to_create_tokens(as_bob: Client, notes: GuildMember) -> None:
     assert post(as_bob, CONFIG, {"for": "cursor"}).status_code == 403

@@ -34,7 +34,7 @@ def test_calls_are_listed_newest_first(as_bob: Client, example: GuildMember) -> 
     assert ids(as_bob) == calls[::-1]
 
 
-def test_the_list_leaves_out_what_may_be_large(as_bob: Client, example: GuildMember) -> None:
+def test_the_list_leaves_out_large_columns(as_bob: Client, example: GuildMember) -> None:
     add_call(example, status="failed", error_kind="tool", error_message="no", error_data=1, result={"isError": True})
     (call,) = as_bob.get(CALLS).json()["results"]
     assert call["error"] == {"kind": "tool", "message": "no", "code": None}
@@ -77,9 +77,9 @@ def test_many_calls_need_no_more_queries_than_one(
         as_alice.get(CALLS)
 
 
-def test_filters_narrow_the_list(as_bob: Client, bob: User, example: GuildMember) -> None:
+def test_filters_limit_the_list(as_bob: Client, bob: User, example: GuildMember) -> None:
     add_call(example, status="succeeded", queued_at=NOON)
-    odd = add_call(
+    other_id = add_call(
         add_member("other"),
         "files/read",
         status="failed",
@@ -98,22 +98,22 @@ def test_filters_narrow_the_list(as_bob: Client, bob: User, example: GuildMember
         "requested_by": "bob",
         "since": "2026-05-01T13:00:00Z",
     }.items():
-        assert ids(as_bob, **{name: value}) == [odd], name
-    assert ids(as_bob, until="2026-05-01T13:00:00Z") == [odd - 1]
+        assert ids(as_bob, **{name: value}) == [other_id], name
+    assert ids(as_bob, until="2026-05-01T13:00:00Z") == [other_id - 1]
     assert ids(as_bob, status="failed", member="example") == []
-    assert ids(as_bob, status=["failed", "succeeded"]) == [odd, odd - 1]
+    assert ids(as_bob, status=["failed", "succeeded"]) == [other_id, other_id - 1]
 
 
 @pytest.mark.parametrize(
     "query", ["status=odd", "source=window", "error_kind=odd", "since=yesterday", "stats=failed", "member=%00"]
 )
-def test_a_filter_that_cannot_be_meant_is_refused(as_bob: Client, query: str) -> None:
+def test_an_invalid_filter_is_refused(as_bob: Client, query: str) -> None:
     response = as_bob.get(f"{CALLS}?{query}")
     assert response.status_code == 400
     assert list(response.json()["faults"]) == [query.partition("=")[0]]
 
 
-def test_pages_stay_put_while_new_calls_arrive(as_bob: Client, example: GuildMember) -> None:
+def test_pages_do_not_shift_when_new_calls_arrive(as_bob: Client, example: GuildMember) -> None:
     calls = [add_call(example).pk for _ in range(5)][::-1]
     first = as_bob.get(f"{CALLS}?page_size=2&member=example").json()
     add_call(example)
@@ -126,7 +126,7 @@ def test_pages_stay_put_while_new_calls_arrive(as_bob: Client, example: GuildMem
     assert [call["id"] for call in as_bob.get(third["previous"]).json()["results"]] == calls[2:4]
 
 
-def test_pages_are_bounded(as_bob: Client, example: GuildMember) -> None:
+def test_the_size_of_pages_is_limited(as_bob: Client, example: GuildMember) -> None:
     Call.objects.bulk_create(Call(member=example, tool_name="echo", timeout=30, source="rest") for _ in range(210))
     assert len(ids(as_bob)) == 50
     assert len(ids(as_bob, page_size=100_000)) == 200
@@ -134,24 +134,24 @@ def test_pages_are_bounded(as_bob: Client, example: GuildMember) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["p=abc", "p=1' OR 1=1", "p=" + "9" * 40, "p=%C2%B2", "o=x", "p=-1"])
-def test_a_made_up_cursor_is_not_found(as_bob: Client, example: GuildMember, cursor: str) -> None:
+def test_an_invalid_cursor_is_404(as_bob: Client, example: GuildMember, cursor: str) -> None:
     add_call(example)
     response = as_bob.get(f"{CALLS}?{urlencode({'cursor': b64encode(cursor.encode()).decode()})}")
     assert response.status_code == 404
 
 
-def test_a_call_of_a_removed_member_is_history_and_stays(as_bob: Client, example: GuildMember) -> None:
+def test_a_call_of_a_removed_member_stays_in_the_list(as_bob: Client, example: GuildMember) -> None:
     call = add_call(example, status="succeeded")
     GuildMember.objects.update(removed_at=timezone.now())
     assert ids(as_bob) == [call.pk]
 
 
-def test_a_number_without_end_is_not_found(as_bob: Client) -> None:
+def test_an_id_that_is_too_large_is_404(as_bob: Client) -> None:
     assert as_bob.get(f"{CALLS}{'9' * 30}/").status_code == 404
     assert as_bob.get(f"{CALLS}abc/").status_code == 404
 
 
-def test_who_reads_a_call_may_wait_for_its_end(
+def test_a_request_for_a_call_can_wait_for_its_end(
     as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = add_call(example)
@@ -163,7 +163,7 @@ def test_who_reads_a_call_may_wait_for_its_end(
     assert response["Preference-Applied"] == "wait=5"
 
 
-def test_reading_a_call_that_is_not_over_is_200(as_bob: Client, example: GuildMember) -> None:
+def test_an_unfinished_call_is_200(as_bob: Client, example: GuildMember) -> None:
     response = as_bob.get(f"{CALLS}{add_call(example, status='running').pk}/")
     assert response.status_code == 200
     assert "Location" not in response
@@ -179,7 +179,7 @@ def test_a_queued_call_is_cancelled_at_once(as_bob: Client, example: GuildMember
     assert response.json()["member"] == "example"
 
 
-def test_a_running_call_is_asked_to_end(as_bob: Client, example: GuildMember) -> None:
+def test_a_running_call_gets_a_cancellation_request(as_bob: Client, example: GuildMember) -> None:
     call = add_call(example, status="running", started_at=timezone.now())
     response = as_bob.post(f"{CALLS}{call.pk}/cancel/")
     assert (response.status_code, response.json()["status"]) == (202, "running")
@@ -194,26 +194,26 @@ def test_a_running_call_is_asked_to_end(as_bob: Client, example: GuildMember) ->
         (["view_call", "control_member"], 200),
     ],
 )
-def test_a_call_of_somebody_else_is_cancelled_by_who_may_stop_its_member_alone(
+def test_a_call_of_another_user_is_cancelled_only_by_users_who_may_control_the_member(
     charlie: User, as_charlie: Client, bob: User, example: GuildMember, codenames: list[str], status: int
 ) -> None:
     charlie.is_staff = True
     charlie.save()
     charlie.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-    others, own = add_call(example, requested_by=bob), add_call(example, requested_by=charlie)
-    assert as_charlie.get(f"{CALLS}{others.pk}/").status_code == 200
-    assert as_charlie.post(f"{CALLS}{others.pk}/cancel/").status_code == status
-    assert as_charlie.post(f"{CALLS}{own.pk}/cancel/").status_code == 200
-    third = add_call(example, requested_by=bob)
-    page = Client()
-    page.force_login(charlie)
-    answer = page.post(reverse("admin:roster_call_cancel", args=[third.pk]))
-    assert answer.status_code == (302 if status == 200 else status)
-    third.refresh_from_db()
-    assert third.status == ("cancelled" if status == 200 else "queued")
+    other_call, own_call = add_call(example, requested_by=bob), add_call(example, requested_by=charlie)
+    assert as_charlie.get(f"{CALLS}{other_call.pk}/").status_code == 200
+    assert as_charlie.post(f"{CALLS}{other_call.pk}/cancel/").status_code == status
+    assert as_charlie.post(f"{CALLS}{own_call.pk}/cancel/").status_code == 200
+    third_call = add_call(example, requested_by=bob)
+    browser = Client()
+    browser.force_login(charlie)
+    response = browser.post(reverse("admin:roster_call_cancel", args=[third_call.pk]))
+    assert response.status_code == (302 if status == 200 else status)
+    third_call.refresh_from_db()
+    assert third_call.status == ("cancelled" if status == 200 else "queued")
 
 
-def test_a_call_that_is_over_cannot_be_cancelled(as_bob: Client, example: GuildMember) -> None:
+def test_a_finished_call_cannot_be_cancelled(as_bob: Client, example: GuildMember) -> None:
     call = add_call(example, status="succeeded")
     response = as_bob.post(f"{CALLS}{call.pk}/cancel/")
     assert (response.status_code, response.json()["code"]) == (409, "not_cancellable")

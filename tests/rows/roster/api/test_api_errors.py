@@ -15,30 +15,30 @@ from tests.support.api import METHODS, api_addresses
 
 
 def subclasses(cls: type[Any]) -> set[type[Any]]:
-    return {cls, *(deeper for direct in cls.__subclasses__() for deeper in subclasses(direct))}
+    return {cls, *(descendant for subclass in cls.__subclasses__() for descendant in subclasses(subclass))}
 
 
-def test_every_refusal_has_a_status_of_its_own() -> None:
+def test_every_refusal_has_its_own_status() -> None:
     assert subclasses(RequestRefusedError) <= set(ANSWERS)
 
 
-def test_every_refusal_has_a_code_of_its_own() -> None:
+def test_every_refusal_has_its_own_code() -> None:
     codes = [code for _, code in ANSWERS.values()]
     assert len(codes) == len(set(codes))
 
 
-def test_every_error_of_the_hall_has_an_answer() -> None:
+def test_every_error_of_the_hall_has_a_response() -> None:
     for cls in subclasses(McpRuntimeError):
         http_status, code = answer_to(cls.__new__(cls))
         assert 400 <= http_status < 600
         assert code
 
 
-def test_errors_that_are_no_refusals_say_that_the_hall_cannot_do_it_now() -> None:
+def test_errors_that_are_no_refusals_are_503() -> None:
     assert answer_to(errors.NoFreePortError(20000, 20001))[0] == 503
 
 
-def test_refused_arguments_say_where_and_why() -> None:
+def test_refused_arguments_have_a_path_and_a_reason() -> None:
     response = exception_handler(InvalidArgumentsError("arguments of 'echo': no", "items.0", "no"), {})
     assert response is not None
     assert response.status_code == 400
@@ -50,11 +50,11 @@ def test_refused_arguments_say_where_and_why() -> None:
     }
 
 
-def test_a_fault_of_the_hall_is_left_to_django() -> None:
+def test_an_internal_error_is_left_to_django() -> None:
     assert exception_handler(ZeroDivisionError(), {}) is None
 
 
-def test_a_database_that_is_away_is_503(as_bob: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_database_is_503(as_bob: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> GuildMember:
         raise OperationalError("server closed the connection unexpectedly")
 
@@ -81,13 +81,13 @@ def test_every_error_has_the_same_body(as_bob: Client) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_no_address_fails_whatever_is_done_to_it(as_alice: Client, example: GuildMember, method: str) -> None:
+def test_no_method_at_any_address_is_a_server_error(as_alice: Client, example: GuildMember, method: str) -> None:
     for address in api_addresses():
         assert getattr(as_alice, method)(address).status_code < 500, address
 
 
 @pytest.mark.django_db
-def test_a_browser_with_a_bad_token_is_refused_in_the_docs_too() -> None:
+def test_an_invalid_token_of_a_browser_is_refused_in_the_docs_too() -> None:
     response = Client(headers={"Authorization": "Token gh_wrong", "Accept": "text/html"}).get("/api/docs/")
     assert response.status_code == 401
 
@@ -99,7 +99,7 @@ def test_refused_fields_are_named(as_bob: Client) -> None:
 
 
 @pytest.mark.parametrize("address", ["tokens", "agents"])
-def test_a_key_that_no_answer_can_hold_is_refused_as_any_misspelt_one(as_alice: Client, address: str) -> None:
+def test_a_key_that_cannot_be_encoded_is_refused_as_unknown(as_alice: Client, address: str) -> None:
     body = r'{"members": [], "\ud800": 1}'
     response = as_alice.post(f"/api/{address}/", body, content_type="application/json")
     assert response.status_code == 400
@@ -107,31 +107,31 @@ def test_a_key_that_no_answer_can_hold_is_refused_as_any_misspelt_one(as_alice: 
 
 
 @pytest.mark.parametrize("method", ["post", "put"])
-def test_a_forgotten_slash_is_named(as_bob: Client, method: str) -> None:
+def test_a_missing_slash_is_named_in_the_error(as_bob: Client, method: str) -> None:
     response = getattr(as_bob, method)("/api/members/example/start", {}, content_type="application/json")
     assert response.status_code == 404
     assert "slash" in response.json()["error"]
 
 
-def test_a_forgotten_slash_of_a_read_is_mended(as_bob: Client) -> None:
+def test_a_missing_slash_of_a_read_is_redirected(as_bob: Client) -> None:
     response = as_bob.get("/api/calls?status=queued")
     assert response.status_code == 302
     assert response["Location"] == "/api/calls/?status=queued"
 
 
 @pytest.mark.parametrize("accept", ["text/html", "application/xml", "nonsense", "*/*"])
-def test_the_answer_is_json_whatever_is_asked_for(as_bob: Client, accept: str) -> None:
+def test_the_response_is_json_for_every_accept_header(as_bob: Client, accept: str) -> None:
     response = as_bob.get("/api/roster/", headers={"Accept": accept})
     assert response.status_code == 200
     assert response["Content-Type"] == "application/json"
 
 
-def test_a_name_that_no_database_takes_is_404(as_bob: Client) -> None:
+def test_a_name_that_the_database_cannot_store_is_404(as_bob: Client) -> None:
     assert as_bob.get("/api/members/a%00b/").status_code == 404
     assert as_bob.get("/api/members/example/tools/a%00b/").status_code == 404
 
 
-def test_a_body_in_chunks_is_refused_before_it_is_taken_for_an_empty_one(as_bob: Client) -> None:
+def test_a_chunked_body_is_refused_and_not_treated_as_empty(as_bob: Client) -> None:
     response = as_bob.post(
         "/api/members/example/tools/echo/invoke/", CONTENT_LENGTH="", headers={"Transfer-Encoding": "chunked"}
     )

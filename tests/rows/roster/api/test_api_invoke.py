@@ -24,7 +24,7 @@ from tests.conftest import eventually
 from tests.support.api import add_member, add_tool, client_of
 
 ECHO = "/api/members/example/tools/echo/invoke/"
-SOMEBODY = (0, None)
+OTHER_REQUESTER = (0, None)
 RESULT = {"content": [{"type": "text", "text": "hi"}], "isError": False}
 
 
@@ -36,23 +36,23 @@ def invoke(client: Client, body: Any = None, address: str = ECHO, **headers: str
 
 
 def finish(call_id: int, **values: Any) -> None:
-    """As the runtime would."""
+    """As the runtime does."""
     outcome = {"status": Call.Status.SUCCEEDED, "result": RESULT, **values}
     Call.objects.filter(pk=call_id).update(finished_at=timezone.now(), **outcome)
 
 
-# Queueing ---------------------------------------------------------------------------------------------------------
+# Queue ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, example: GuildMember) -> None:
+def test_a_call_is_accepted_with_the_address_of_its_status(as_bob: Client, bob: User, example: GuildMember) -> None:
     response = invoke(as_bob)
     call = Call.objects.get()
     assert response.status_code == 202
     assert response["Location"] == f"/api/calls/{call.pk}/"
     assert (call.status, call.source, call.requested_by, call.requester) == ("queued", "rest", bob, "bob")
-    shown = response.json()
-    assert as_bob.get(response["Location"]).json() == shown
-    assert shown == {
+    body = response.json()
+    assert as_bob.get(response["Location"]).json() == body
+    assert body == {
         "id": call.pk,
         "member": "example",
         "tool": "echo",
@@ -77,20 +77,21 @@ def test_a_call_is_accepted_and_says_where_to_look(as_bob: Client, bob: User, ex
 def test_a_call_costs_three_queries(
     as_alice: Client, example: GuildMember, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
-    with django_assert_num_queries(3):  # token and user, tool and member, insert; others than a superuser: two more
+    # Token and user, tool and member, insert. For a user who is no superuser, two more.
+    with django_assert_num_queries(3):
         invoke(as_alice)
 
 
-def test_a_call_and_a_look_at_it_put_no_sql_together(
+def test_a_call_and_a_request_for_it_compile_no_sql(
     as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def put_together(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a statement was put together")
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a statement was compiled")
 
-    as_bob.get(invoke(as_bob)["Location"])  # the first of its kind, which is kept
+    as_bob.get(invoke(as_bob)["Location"])  # the first statements are compiled and then reused
     with monkeypatch.context() as patch:
         for compiler in (SQLCompiler, SQLInsertCompiler):
-            patch.setattr(compiler, "as_sql", put_together)
+            patch.setattr(compiler, "as_sql", fail)
         response = invoke(as_bob)
         assert as_bob.get(response["Location"]).json() == response.json()
 
@@ -102,14 +103,14 @@ def test_a_call_starts_its_member(as_bob: Client, example: GuildMember) -> None:
 
 
 @pytest.mark.parametrize("body", ["", "{}"])
-def test_arguments_may_be_left_out(as_bob: Client, example: GuildMember, body: str) -> None:
+def test_arguments_can_be_left_out(as_bob: Client, example: GuildMember, body: str) -> None:
     add_tool(example, "ping")
     response = as_bob.post("/api/members/example/tools/ping/invoke/", body, content_type="application/json")
     assert response.status_code == 202
     assert Call.objects.get().arguments == {}
 
 
-def test_arguments_that_do_not_fit_are_refused_with_place_and_reason(as_bob: Client, example: GuildMember) -> None:
+def test_invalid_arguments_are_refused_with_path_and_reason(as_bob: Client, example: GuildMember) -> None:
     response = invoke(as_bob, {"arguments": {"text": 7}})
     assert response.status_code == 400
     body = response.json()
@@ -140,7 +141,7 @@ def test_a_body_that_is_no_json_object_is_refused(as_bob: Client, example: Guild
     assert not Call.objects.exists()
 
 
-def test_a_misspelt_key_does_not_call_the_tool_with_nothing(as_bob: Client, example: GuildMember) -> None:
+def test_a_misspelt_key_is_refused(as_bob: Client, example: GuildMember) -> None:
     add_tool(example, "ping")
     response = invoke(as_bob, {"argument": {"text": "hi"}}, "/api/members/example/tools/ping/invoke/")
     assert response.status_code == 400
@@ -160,7 +161,7 @@ def test_a_body_that_is_too_large_is_refused(as_bob: Client, example: GuildMembe
     assert response.json()["code"] == "too_large"
 
 
-def test_what_may_not_be_called_is_refused(as_bob: Client, example: GuildMember) -> None:
+def test_a_call_of_an_unavailable_tool_is_refused(as_bob: Client, example: GuildMember) -> None:
     add_tool(example, "off", enabled=False)
     add_tool(add_member("disabled", enabled=False), "echo")
     for member, tool, http_status, code in [
@@ -174,7 +175,7 @@ def test_what_may_not_be_called_is_refused(as_bob: Client, example: GuildMember)
     assert not Call.objects.exists()
 
 
-def test_secrets_are_masked_at_once(as_bob: Client, example: GuildMember) -> None:
+def test_secrets_are_masked_in_the_first_response(as_bob: Client, example: GuildMember) -> None:
     arguments = {"text": "hi", "login": {"password": "sesame"}}
     response = invoke(as_bob, {"arguments": arguments})
     assert response.json()["arguments"] == {"text": "hi", "login": {"password": MASK}}
@@ -188,20 +189,20 @@ def test_secrets_are_masked_at_once(as_bob: Client, example: GuildMember) -> Non
 
 def test_a_repeat_with_the_same_key_returns_the_first_call(as_bob: Client, example: GuildMember) -> None:
     first = invoke(as_bob, Idempotency_Key="k1")
-    again = invoke(as_bob, Idempotency_Key="k1")
+    second = invoke(as_bob, Idempotency_Key="k1")
     assert "Idempotent-Replayed" not in first
-    assert again["Idempotent-Replayed"] == "true"
-    assert (again.status_code, again.json()) == (202, first.json())
+    assert second["Idempotent-Replayed"] == "true"
+    assert (second.status_code, second.json()) == (202, first.json())
     assert Call.objects.count() == 1
 
 
-def test_a_repeat_of_a_call_that_is_over_is_200_with_its_result(as_bob: Client, example: GuildMember) -> None:
+def test_a_repeat_of_a_finished_call_is_200_with_its_result(as_bob: Client, example: GuildMember) -> None:
     first = invoke(as_bob, Idempotency_Key="k1").json()
     finish(first["id"])
-    again = invoke(as_bob, Idempotency_Key="k1")
-    assert again.status_code == 200
-    assert (again.json()["id"], again.json()["result"]) == (first["id"], RESULT)
-    assert "Location" not in again
+    second = invoke(as_bob, Idempotency_Key="k1")
+    assert second.status_code == 200
+    assert (second.json()["id"], second.json()["result"]) == (first["id"], RESULT)
+    assert "Location" not in second
 
 
 def test_the_same_key_for_another_call_is_a_conflict(as_bob: Client, example: GuildMember) -> None:
@@ -210,50 +211,50 @@ def test_the_same_key_for_another_call_is_a_conflict(as_bob: Client, example: Gu
     assert (response.status_code, response.json()["code"]) == (422, "idempotency_conflict")
 
 
-def test_keys_belong_to_their_user(as_alice: Client, as_bob: Client, example: GuildMember) -> None:
+def test_two_users_may_use_the_same_key(as_alice: Client, as_bob: Client, example: GuildMember) -> None:
     assert invoke(as_alice, Idempotency_Key="k1").json()["id"] != invoke(as_bob, Idempotency_Key="k1").json()["id"]
 
 
-def test_a_narrowed_token_is_not_given_the_result_of_a_wider_one_by_its_key(
+def test_a_narrow_token_gets_no_result_of_a_wider_token_with_the_same_key(
     bob: User, as_bob: Client, example: GuildMember
 ) -> None:
     first = invoke(as_bob, Idempotency_Key="k1").json()
     finish(first["id"])
-    narrow = client_of(bob, scope=Token.Scope.TOOLS, tools=[example.tools.get(name="echo")])
-    own = invoke(narrow, Idempotency_Key="k1")
-    assert (own.status_code, own.json()["result"]) == (202, None)
-    assert own.json()["id"] != first["id"]
-    conflict = invoke(narrow, {"arguments": {"text": "other"}}, Idempotency_Key="k1")
+    narrow_client = client_of(bob, scope=Token.Scope.TOOLS, tools=[example.tools.get(name="echo")])
+    response = invoke(narrow_client, Idempotency_Key="k1")
+    assert (response.status_code, response.json()["result"]) == (202, None)
+    assert response.json()["id"] != first["id"]
+    conflict = invoke(narrow_client, {"arguments": {"text": "other"}}, Idempotency_Key="k1")
     assert conflict.status_code == 422
-    assert f"call {own.json()['id']}," in conflict.json()["error"]
+    assert f"call {response.json()['id']}," in conflict.json()["error"]
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])
-def test_a_key_that_cannot_be_kept_is_refused(as_bob: Client, example: GuildMember, key: str) -> None:
+def test_a_key_that_cannot_be_stored_is_refused(as_bob: Client, example: GuildMember, key: str) -> None:
     assert invoke(as_bob, Idempotency_Key=key).status_code == 400
     assert not Call.objects.exists()
 
 
-def test_a_key_may_be_as_long_as_the_column(as_bob: Client, example: GuildMember) -> None:
+def test_a_key_can_be_as_long_as_the_column(as_bob: Client, example: GuildMember) -> None:
     length = Call._meta.get_field("idempotency_key").max_length
     assert length == requests.MAX_IDEMPOTENCY_KEY
     assert invoke(as_bob, Idempotency_Key="k" * length).status_code == 202
 
 
-# Waiting ----------------------------------------------------------------------------------------------------------
+# Wait -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Nobody really waits: the seconds that somebody would have waited, in vain."""
-    asked: list[float] = []
+    """No request really waits. The list has the seconds of the waits, which all end without a result."""
+    timeouts: list[float] = []
 
     def wait_for(call_id: int, timeout: float) -> bool:
-        asked.append(timeout)
+        timeouts.append(timeout)
         return False
 
     monkeypatch.setattr(requests, "wait_for_call", wait_for)
-    return asked
+    return timeouts
 
 
 @contextmanager
@@ -275,15 +276,15 @@ def runtime_that_finishes_the_next_call() -> Iterator[None]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_waits_gets_the_result_when_the_call_ends_in_time(as_bob: Client, example: GuildMember) -> None:
+def test_a_request_that_waits_gets_the_result_if_the_call_ends_in_time(as_bob: Client, example: GuildMember) -> None:
     with runtime_that_finishes_the_next_call():
         response = invoke(as_bob, Prefer="wait=30")
     assert response.status_code == 200
     assert response["Preference-Applied"] == "wait=30"
     assert "Location" not in response
-    shown = response.json()
-    assert (shown["status"], shown["result"]) == ("succeeded", RESULT)
-    assert shown["duration"] > 0
+    body = response.json()
+    assert (body["status"], body["result"]) == ("succeeded", RESULT)
+    assert body["duration"] > 0
 
 
 @pytest.mark.django_db(transaction=True)
@@ -314,7 +315,7 @@ def test_a_call_that_does_not_end_in_time_is_202(as_bob: Client, example: GuildM
         ("wait=999999999", 60),
     ],
 )
-def test_a_preference_is_read_as_rfc_7240_writes_it(
+def test_the_prefer_header_is_parsed_as_in_rfc_7240(
     as_bob: Client, example: GuildMember, waits: list[float], header: str, seconds: int
 ) -> None:
     response = invoke(as_bob, Prefer=header)
@@ -323,7 +324,7 @@ def test_a_preference_is_read_as_rfc_7240_writes_it(
 
 
 @pytest.mark.parametrize("header", ["wait=0", "wait=-1", "wait=soon", "wait", "wait=1.5", "waiting=5", "wait=²", ""])
-def test_a_preference_that_nobody_can_read_is_none(
+def test_an_invalid_prefer_header_is_ignored(
     as_bob: Client, example: GuildMember, waits: list[float], header: str
 ) -> None:
     response = invoke(as_bob, Prefer=header)
@@ -331,11 +332,11 @@ def test_a_preference_that_nobody_can_read_is_none(
     assert "Preference-Applied" not in response
 
 
-def test_when_every_seat_is_taken_nobody_else_waits(
+def test_without_a_free_seat_a_request_does_not_wait(
     as_bob: Client, example: GuildMember, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "seats", SharedSlots(1))
-    with requests.seat(SOMEBODY, {}):
+    with requests.seat(OTHER_REQUESTER, {}):
         response = invoke(as_bob, Prefer="wait=60")
         assert (response.status_code, waits) == (202, [])
         assert "Preference-Applied" not in response
@@ -343,32 +344,30 @@ def test_when_every_seat_is_taken_nobody_else_waits(
     assert waits == [60]
 
 
-def test_who_waits_as_often_as_it_can_leaves_a_seat_to_another(
+def test_a_user_with_many_waiting_requests_leaves_a_seat_to_others(
     as_alice: Client, as_bob: Client, alice: User, example: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = []
+    responses = []
     monkeypatch.setattr(requests, "seats", SharedSlots(8))
 
     def wait_for(call_id: int, timeout: float) -> bool:
-        """Bob waits once more while he waits, as long as he may."""
+        """Bob sends one more request while he waits, as long as he may."""
         if Call.objects.get(pk=call_id).requested_by == alice:
             finish(call_id)
         elif not invoke(as_bob, Prefer="wait=60").has_header("Preference-Applied"):
-            answers.append(invoke(as_alice, Prefer="wait=60"))
+            responses.append(invoke(as_alice, Prefer="wait=60"))
         return True
 
     monkeypatch.setattr(requests, "wait_for_call", wait_for)
     invoke(as_bob, Prefer="wait=60")
-    assert [(response.status_code, response.json()["result"]) for response in answers] == [(200, RESULT)]
+    assert [(response.status_code, response.json()["result"]) for response in responses] == [(200, RESULT)]
 
 
-def test_half_of_the_threads_may_wait(settings: Any) -> None:
+def test_half_of_the_threads_can_wait(settings: Any) -> None:
     assert requests.seats.count == settings.GUILD_HALL_WEB_THREADS // 2
 
 
-def test_a_seat_is_given_back_when_waiting_fails(
-    as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_seat_is_freed_after_an_error(as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(call_id: int, timeout: float) -> bool:
         raise RuntimeError("no watch")
 
@@ -378,15 +377,13 @@ def test_a_seat_is_given_back_when_waiting_fails(
     assert requests.seats.in_use == 0
 
 
-def test_a_repeat_of_a_call_that_is_over_does_not_wait(
-    as_bob: Client, example: GuildMember, waits: list[float]
-) -> None:
+def test_a_repeat_of_a_finished_call_does_not_wait(as_bob: Client, example: GuildMember, waits: list[float]) -> None:
     finish(invoke(as_bob, Idempotency_Key="k1").json()["id"])
     assert invoke(as_bob, Idempotency_Key="k1", Prefer="wait=60").status_code == 200
     assert waits == []
 
 
-def test_a_failed_call_is_an_answer_too(as_bob: Client, example: GuildMember) -> None:
+def test_a_failed_call_is_a_200_response(as_bob: Client, example: GuildMember) -> None:
     call = invoke(as_bob).json()
     finish(
         call["id"],
@@ -408,7 +405,7 @@ def test_a_failed_call_is_an_answer_too(as_bob: Client, example: GuildMember) ->
     }
 
 
-def test_results_come_as_they_were_given(as_bob: Client, example: GuildMember) -> None:
+def test_results_are_returned_unchanged(as_bob: Client, example: GuildMember) -> None:
     result = {
         "content": [],
         "structuredContent": {"n": 0.1, "big": 2**70, "text": "größe ☃ \u2028"},

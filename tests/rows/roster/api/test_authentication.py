@@ -9,7 +9,7 @@ from roster.models import GuildMember, Token
 from tests.support.api import METHODS, api_addresses
 
 
-def test_every_address_under_api_is_walked() -> None:
+def test_the_list_of_addresses_contains_every_address_of_the_api() -> None:
     addresses = set(api_addresses())
     assert {
         "/api/",
@@ -22,7 +22,7 @@ def test_every_address_under_api_is_walked() -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("method", METHODS)
-def test_anonymous_is_let_in_nowhere(example: GuildMember, method: str) -> None:
+def test_an_anonymous_request_is_refused_at_every_address(example: GuildMember, method: str) -> None:
     for address in api_addresses():
         response = getattr(Client(), method)(address)
         if address == "/api/docs/":
@@ -34,7 +34,7 @@ def test_anonymous_is_let_in_nowhere(example: GuildMember, method: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["Token", "Bearer", "bearer", "TOKEN"])
-def test_a_token_opens_the_api_under_both_names(bob: User, scheme: str) -> None:
+def test_a_token_is_accepted_under_both_scheme_names(bob: User, scheme: str) -> None:
     token = Token.make(user=bob)[1]
     assert Client(headers={"Authorization": f"{scheme} {token}"}).get("/api/roster/").status_code == 200
 
@@ -43,14 +43,14 @@ def test_a_token_opens_the_api_under_both_names(bob: User, scheme: str) -> None:
 @pytest.mark.parametrize(
     "header", ["Bearer gh_wrong", "Bearer", "Token ", "Bearer a b c", "Bearer \xe9\xff", "Token gh_"]
 )
-def test_a_bad_token_is_answered_with_401(header: str) -> None:
+def test_an_invalid_token_is_401(header: str) -> None:
     response = Client(headers={"Authorization": header}).get("/api/roster/")
     assert response.status_code == 401
     assert response.json()["code"] == "authentication_failed"
     assert "WWW-Authenticate" in response
 
 
-def test_a_bad_token_is_not_saved_by_a_good_session(bob: User) -> None:
+def test_an_invalid_token_is_refused_even_with_a_valid_session(bob: User) -> None:
     client = Client(headers={"Authorization": "Bearer gh_wrong"})
     client.force_login(bob)
     assert client.get("/api/roster/").status_code == 401
@@ -87,6 +87,6 @@ def test_a_token_needs_no_csrf_token(bob: User, example: GuildMember) -> None:
     assert client.post("/api/members/example/stop/").status_code == 202
 
 
-def test_the_token_itself_is_stored_nowhere(bob: User) -> None:
+def test_the_token_itself_is_not_stored(bob: User) -> None:
     row, token = Token.make(user=bob)
     assert token not in [str(value) for value in vars(row).values()]

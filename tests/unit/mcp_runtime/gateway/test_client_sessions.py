@@ -1,4 +1,4 @@
-"""Principals' sessions: whose they are, how they outlive the runtime, and what is kept of them. Streams' outboxes."""
+"""Client sessions: their owners, their state after a restart of the runtime, and their limits. Outboxes of streams."""
 
 from __future__ import annotations
 
@@ -21,224 +21,226 @@ BOB = Principal(2, "bob", token_id=20)
 
 
 @pytest.fixture
-def dropped() -> list[ClientSession]:
+def dropped_sessions() -> list[ClientSession]:
     return []
 
 
 @pytest.fixture
-def kept(dropped: list[ClientSession]) -> Sessions:
-    return Sessions(dropped.append)
+def sessions(dropped_sessions: list[ClientSession]) -> Sessions:
+    return Sessions(dropped_sessions.append)
 
 
-def begin(kept: Sessions, who: Principal = ANN, **capabilities: Any) -> ClientSession:
-    return kept.begin(who, "/mcp", "2025-06-18", capabilities)
+def begin_session(sessions: Sessions, principal: Principal = ANN, **capabilities: Any) -> ClientSession:
+    return sessions.begin(principal, "/mcp", "2025-06-18", capabilities)
 
 
-def test_a_session_is_found_by_its_owner_at_its_path_alone(kept: Sessions) -> None:
-    session = begin(kept)
-    assert kept.find(session.id, ANN, "/mcp") is session
-    assert kept.find(session.id, BOB, "/mcp") is None
-    assert kept.find(session.id, Principal(1, "ann", token_id=11), "/mcp") is None
-    assert kept.find(session.id, ANN, "/mcp/notes") is None
-    assert kept.find("made-up", ANN, "/mcp") is None
-    assert kept.find("\xff:\xfe", ANN, "/mcp") is None
+def test_a_session_is_found_only_by_its_owner_at_its_path(sessions: Sessions) -> None:
+    session = begin_session(sessions)
+    assert sessions.find(session.id, ANN, "/mcp") is session
+    assert sessions.find(session.id, BOB, "/mcp") is None
+    assert sessions.find(session.id, Principal(1, "ann", token_id=11), "/mcp") is None
+    assert sessions.find(session.id, ANN, "/mcp/notes") is None
+    assert sessions.find("made-up", ANN, "/mcp") is None
+    assert sessions.find("\xff:\xfe", ANN, "/mcp") is None
 
 
-def test_a_session_outlives_the_runtime_with_what_it_agreed_on(kept: Sessions) -> None:
-    session = begin(kept, roots={"listChanged": True})
-    after = Sessions(lambda _: None).find(session.id, ANN, "/mcp")
-    assert after is not None
-    assert (after.version, after.capabilities) == ("2025-06-18", {"roots": {"listChanged": True}})
+def test_a_session_keeps_version_and_capabilities_in_the_next_runtime(sessions: Sessions) -> None:
+    session = begin_session(sessions, roots={"listChanged": True})
+    restored = Sessions(lambda _: None).find(session.id, ANN, "/mcp")
+    assert restored is not None
+    assert (restored.version, restored.capabilities) == ("2025-06-18", {"roots": {"listChanged": True}})
     assert Sessions(lambda _: None).find(session.id[:-1] + "x", ANN, "/mcp") is None
 
 
-def test_a_session_that_carries_too_much_is_kept_in_memory_alone(kept: Sessions) -> None:
-    session = begin(kept, experimental="x" * client_sessions.MAX_SESSION_STATE)
+def test_a_session_with_too_much_state_exists_only_in_memory(sessions: Sessions) -> None:
+    session = begin_session(sessions, experimental="x" * client_sessions.MAX_SESSION_STATE)
     assert len(session.id) < 60
-    assert kept.find(session.id, ANN, "/mcp") is session
+    assert sessions.find(session.id, ANN, "/mcp") is session
     assert Sessions(lambda _: None).find(session.id, ANN, "/mcp") is None
 
 
-def test_an_ended_session_stays_ended(kept: Sessions, dropped: list[ClientSession]) -> None:
-    session = begin(kept)
+def test_an_ended_session_stays_ended(sessions: Sessions, dropped_sessions: list[ClientSession]) -> None:
+    session = begin_session(sessions)
     session.outbox = Outbox()
-    kept.end(session)
-    assert kept.find(session.id, ANN, "/mcp") is None
-    assert dropped == [session]
+    sessions.end(session)
+    assert sessions.find(session.id, ANN, "/mcp") is None
+    assert dropped_sessions == [session]
     assert session.outbox.is_closed
-    kept.end(session)
-    assert dropped == [session]
+    sessions.end(session)
+    assert dropped_sessions == [session]
 
 
-def restarted(kept: Sessions) -> Sessions:
-    """Those of the next runtime."""
-    after = Sessions(lambda _: None)
-    after.restore(json.loads(json.dumps(kept.extra_states())))
-    return after
+def restart(sessions: Sessions) -> Sessions:
+    """The sessions of the next runtime."""
+    next_sessions = Sessions(lambda _: None)
+    next_sessions.restore(json.loads(json.dumps(sessions.extra_states())))
+    return next_sessions
 
 
-def test_a_session_outlives_the_runtime_with_what_it_was_told_once(kept: Sessions) -> None:
-    session, other = begin(kept), begin(kept)
+def test_a_session_keeps_log_level_and_subscriptions_in_the_next_runtime(sessions: Sessions) -> None:
+    session, unchanged_session = begin_session(sessions), begin_session(sessions)
     session.log_level = "info"
     session.subscriptions = {"notes": {"x:1", "x:2"}, "none": set()}
-    after = restarted(restarted(kept))  # a runtime in which nobody used it does not forget it
-    found = after.find(session.id, ANN, "/mcp")
-    assert found is not None
-    assert (found.log_level, found.subscriptions) == ("info", {"notes": {"x:1", "x:2"}})
-    plain = after.find(other.id, ANN, "/mcp")
-    assert plain is not None
-    assert (plain.log_level, plain.subscriptions) == ("", {})
+    next_sessions = restart(restart(sessions))  # a runtime in which the session was not used keeps it
+    restored = next_sessions.find(session.id, ANN, "/mcp")
+    assert restored is not None
+    assert (restored.log_level, restored.subscriptions) == ("info", {"notes": {"x:1", "x:2"}})
+    restored_unchanged = next_sessions.find(unchanged_session.id, ANN, "/mcp")
+    assert restored_unchanged is not None
+    assert (restored_unchanged.log_level, restored_unchanged.subscriptions) == ("", {})
 
 
-def test_an_ended_session_stays_ended_in_the_next_runtime(kept: Sessions) -> None:
-    session = begin(kept)
-    kept.end(session)
-    assert restarted(kept).find(session.id, ANN, "/mcp") is None
+def test_an_ended_session_stays_ended_in_the_next_runtime(sessions: Sessions) -> None:
+    session = begin_session(sessions)
+    sessions.end(session)
+    assert restart(sessions).find(session.id, ANN, "/mcp") is None
 
 
-def test_more_subscriptions_than_are_remembered_are_not(kept: Sessions) -> None:
-    session = begin(kept)
+def test_too_many_subscriptions_are_not_saved(sessions: Sessions) -> None:
+    session = begin_session(sessions)
     session.log_level = "info"
     session.subscriptions = {"notes": {"x" * (client_sessions.MAX_SESSION_STATE + 1)}}
-    assert list(kept.extra_states()["states"].values()) == [{"level": "info"}]
+    assert list(sessions.extra_states()["states"].values()) == [{"level": "info"}]
 
 
-@pytest.mark.parametrize("odd", [{}, {"ended": 1, "states": {}}, {"ended": [], "states": {"a": {"uris": 1}}}])
-def test_what_no_runtime_left_behind_is_not_taken(kept: Sessions, odd: Any) -> None:
+@pytest.mark.parametrize("invalid_state", [{}, {"ended": 1, "states": {}}, {"ended": [], "states": {"a": {"uris": 1}}}])
+def test_an_invalid_saved_state_is_refused(sessions: Sessions, invalid_state: Any) -> None:
     with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
-        kept.restore(odd)
+        sessions.restore(invalid_state)
 
 
-def test_what_is_remembered_of_ended_sessions_is_bounded(kept: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_stored_ended_sessions_is_limited(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_sessions, "MAX_ENDED_SESSIONS", 2)
-    ended = [begin(kept) for _ in range(3)]
-    for session in ended:
-        kept.end(session)
-    assert [kept.find(session.id, ANN, "/mcp") is None for session in ended] == [False, True, True]
+    ended_sessions = [begin_session(sessions) for _ in range(3)]
+    for session in ended_sessions:
+        sessions.end(session)
+    assert [sessions.find(session.id, ANN, "/mcp") is None for session in ended_sessions] == [False, True, True]
 
 
-def test_of_too_many_sessions_the_idle_one_used_longest_ago_leaves_the_memory(
-    kept: Sessions, dropped: list[ClientSession], monkeypatch: pytest.MonkeyPatch
+def test_the_idle_session_used_longest_ago_is_dropped_first(
+    sessions: Sessions, dropped_sessions: list[ClientSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_SESSIONS", 3)
-    streaming, used, unused = begin(kept), begin(kept), begin(kept)
-    streaming.outbox = Outbox()
-    assert kept.find(used.id, ANN, "/mcp") is used
-    unused.log_level = "info"
-    newest = begin(kept)
-    assert dropped == [unused]
-    assert list(kept._sessions.values()) == [streaming, used, newest]
-    # It is made anew from its id, and what it was told once.
-    again = kept.find(unused.id, ANN, "/mcp")
-    assert again is not None
-    assert again is not unused
-    assert again.log_level == "info"
+    streaming_session, used_session, unused_session = (
+        begin_session(sessions),
+        begin_session(sessions),
+        begin_session(sessions),
+    )
+    streaming_session.outbox = Outbox()
+    assert sessions.find(used_session.id, ANN, "/mcp") is used_session
+    unused_session.log_level = "info"
+    newest_session = begin_session(sessions)
+    assert dropped_sessions == [unused_session]
+    assert list(sessions._sessions.values()) == [streaming_session, used_session, newest_session]
+    # The session is restored from its id and its saved state.
+    restored = sessions.find(unused_session.id, ANN, "/mcp")
+    assert restored is not None
+    assert restored is not unused_session
+    assert restored.log_level == "info"
 
 
-def test_of_one_callers_sessions_fewer_are_kept_than_of_all(
-    kept: Sessions, dropped: list[ClientSession], monkeypatch: pytest.MonkeyPatch
+def test_tokens_and_users_have_their_own_limits_of_sessions(
+    sessions: Sessions, dropped_sessions: list[ClientSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_SESSIONS_OF_TOKEN", 2)
     monkeypatch.setattr(limits, "MAX_SESSIONS_OF_USER", 3)
-    bobs, laptop = begin(kept, BOB), Principal(1, "ann", token_id=11)
-    first, second, third = begin(kept), begin(kept), begin(kept)
-    assert dropped == [first]
-    others = [begin(kept, laptop), begin(kept, laptop)]
-    assert dropped == [first, second]
-    assert list(kept._sessions.values()) == [bobs, third, *others]
+    bob_session, other_token = begin_session(sessions, BOB), Principal(1, "ann", token_id=11)
+    first, second, third = begin_session(sessions), begin_session(sessions), begin_session(sessions)
+    assert dropped_sessions == [first]
+    other_sessions = [begin_session(sessions, other_token), begin_session(sessions, other_token)]
+    assert dropped_sessions == [first, second]
+    assert list(sessions._sessions.values()) == [bob_session, third, *other_sessions]
 
 
-def test_a_session_beside_others_that_are_all_busy_is_kept_and_found(
-    kept: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_session_is_kept_when_all_others_are_busy(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_SESSIONS_OF_TOKEN", 1)
-    begin(kept).outbox = Outbox()
-    session = begin(kept)
-    assert kept.find(session.id, ANN, "/mcp") is session
+    begin_session(sessions).outbox = Outbox()
+    session = begin_session(sessions)
+    assert sessions.find(session.id, ANN, "/mcp") is session
 
 
-def test_sessions_with_something_under_way_are_kept_beyond_the_bound(
-    kept: Sessions, dropped: list[ClientSession], monkeypatch: pytest.MonkeyPatch
+def test_busy_sessions_are_kept_beyond_the_limit(
+    sessions: Sessions, dropped_sessions: list[ClientSession], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "MAX_SESSIONS", 1)
-    first = begin(kept)
+    first = begin_session(sessions)
     first.running[1] = object()  # type: ignore[assignment]
-    second = begin(kept)
-    assert list(kept._sessions.values()) == [first, second]
-    assert dropped == []
+    second = begin_session(sessions)
+    assert list(sessions._sessions.values()) == [first, second]
+    assert dropped_sessions == []
 
 
-def test_an_outbox_gives_what_was_put_and_then_waits_or_ends() -> None:
-    async def use() -> list[Any]:
+def test_an_outbox_gives_its_messages_and_then_waits_or_ends() -> None:
+    async def use_outbox() -> list[Any]:
         outbox = Outbox()
         outbox.put(b"a", "1", 5)
         outbox.put(b"b")
-        told = [await outbox.take(1), await outbox.take(1), await outbox.take(0.001)]
+        messages = [await outbox.take(1), await outbox.take(1), await outbox.take(0.001)]
         asyncio.get_running_loop().call_soon(outbox.put, b"c")
-        told.append(await outbox.take(10))
+        messages.append(await outbox.take(10))
         asyncio.get_running_loop().call_soon(outbox.close)
-        told.append(await outbox.take(10))
+        messages.append(await outbox.take(10))
         outbox.put(b"d")
-        return [*told, await outbox.take(10), await outbox.take(10)]
+        return [*messages, await outbox.take(10), await outbox.take(10)]
 
-    assert asyncio.run(use()) == [
+    assert asyncio.run(use_outbox()) == [
         *[(b"a", "1", 5), (b"b", "", None), None, (b"c", "", None), None],
         *[(b"d", "", None), None],
     ]
 
 
-def test_an_outbox_that_nobody_reads_loses_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_outbox_loses_its_oldest_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MAX_WAITING", 2)
 
-    async def use() -> Any:
+    async def use_outbox() -> Any:
         outbox = Outbox()
         for letter in (b"a", b"b", b"c"):
             outbox.put(letter)
         return await outbox.take(1)
 
-    assert asyncio.run(use()) == (b"b", "", None)
+    assert asyncio.run(use_outbox()) == (b"b", "", None)
 
 
-def test_an_outbox_of_too_many_bytes_is_given_up_and_keeps_nothing() -> None:
+def test_an_outbox_with_too_many_bytes_is_closed_and_emptied() -> None:
     budget = ByteBudget(of_token=3_000_000, of_user=3_000_000, in_all=3_000_000)
-    given_up: list[int] = []
+    closed_boxes: list[int] = []
 
-    async def use() -> list[Any]:
-        outbox = Outbox((1, 1), budget, lambda: given_up.append(1))
-        outbox.put(b"x" * 2_000_000)  # one may be larger than many
-        told = [len((await outbox.take(1))[0])]  # type: ignore[index]
+    async def use_outbox() -> list[Any]:
+        outbox = Outbox((1, 1), budget, lambda: closed_boxes.append(1))
+        outbox.put(b"x" * 2_000_000)  # a single message may be larger than many together
+        messages = [len((await outbox.take(1))[0])]  # type: ignore[index]
         for _ in range(3):
             outbox.put(b"y" * 400_000)
-        return [*told, await outbox.take(1), outbox.is_closed]
+        return [*messages, await outbox.take(1), outbox.is_closed]
 
-    assert asyncio.run(use()) == [2_000_000, None, True]
-    assert given_up == [1]
+    assert asyncio.run(use_outbox()) == [2_000_000, None, True]
+    assert closed_boxes == [1]
     budget.take((1, 1), 3_000_000)
 
 
-def test_outboxes_of_one_token_have_a_budget_together_and_leave_others_theirs() -> None:
+def test_outboxes_of_one_token_share_a_budget() -> None:
     budget = ByteBudget(of_token=1_500_000, of_user=9_000_000, in_all=9_000_000)
-    given_up: list[int] = []
+    closed_boxes: list[int] = []
 
-    def give_up(number: int) -> Any:
-        return lambda: given_up.append(number)
+    def record_closing(number: int) -> Any:
+        return lambda: closed_boxes.append(number)
 
-    async def use() -> None:
-        boxes = [Outbox((1, token), budget, give_up(token)) for token in (1, 1, 2)]
+    async def use_outbox() -> None:
+        boxes = [Outbox((1, token), budget, record_closing(token)) for token in (1, 1, 2)]
         for box in boxes:
             box.put(b"x" * 900_000)
-        assert given_up == [1]
+        assert closed_boxes == [1]
         assert len((await boxes[0].take(1))[0]) == 900_000  # type: ignore[index]
         boxes[1].put(b"more")
         assert await boxes[1].take(0) is None
 
-    asyncio.run(use())
+    asyncio.run(use_outbox())
 
 
-def test_what_is_being_sent_is_counted_until_it_is_sent() -> None:
+def test_a_message_counts_until_it_is_sent() -> None:
     budget = ByteBudget(of_token=100, of_user=100, in_all=100)
 
-    async def use() -> None:
+    async def use_outbox() -> None:
         outbox = Outbox((1, 1), budget)
         outbox.put(b"x" * 100)
         await outbox.take(1)
@@ -247,4 +249,4 @@ def test_what_is_being_sent_is_counted_until_it_is_sent() -> None:
         await outbox.take(0)
         budget.take((1, 1), 100)
 
-    asyncio.run(use())
+    asyncio.run(use_outbox())

@@ -1,4 +1,4 @@
-"""Replies as MCP has them: events as bytes, bodies within bounds, and replies that become streams."""
+"""Replies of MCP: encoded events, bodies within their limits, and replies that become streams."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import MethodError
 
 
-class Told:
-    """An exchange of which only what is told is of interest, and a body that ends in `fault`."""
+class RecordedExchange:
+    """An exchange that records its output. Reading its body raises `fault`, if there is one."""
 
     def __init__(self, fault: Exception | None = None) -> None:
         self._fault = fault
         self.has_begun = False
-        self.told: list[Any] = []
+        self.output: list[Any] = []
 
     async def body(self, take: Any) -> bytes:
         if self._fault is not None:
@@ -32,25 +32,25 @@ class Told:
 
     def reply(self, *reply: Any) -> None:
         self.has_begun = True
-        self.told.append(reply)
+        self.output.append(reply)
 
     def begin(self, *head: Any) -> None:
         self.has_begun = True
-        self.told.append(head)
+        self.output.append(head)
 
     async def write(self, part: bytes) -> None:
-        self.told.append(part)
+        self.output.append(part)
 
     def end(self) -> None:
-        self.told.append("end")
+        self.output.append("end")
 
 
-def read_body(exchange: Told) -> bytes:
+def read_body(exchange: RecordedExchange) -> bytes:
     return asyncio.run(intake.read_body(cast(HttpExchange, exchange)))
 
 
 @pytest.mark.parametrize(
-    ("event", "sent"),
+    ("event", "expected"),
     [
         (Event(b"{}"), b"data: {}\n\n"),
         (Event(b"a\nb", "n/1", 5), b"id: n/1\nretry: 5\ndata: a\ndata: b\n\n"),
@@ -59,8 +59,8 @@ def read_body(exchange: Told) -> bytes:
         (Event(b""), b":\n\n"),
     ],
 )
-def test_events_are_written_as_streams_have_them(event: Event, sent: bytes) -> None:
-    assert encoded(event) == sent
+def test_events_are_encoded_as_server_sent_events(event: Event, expected: bytes) -> None:
+    assert encoded(event) == expected
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,20 @@ def test_events_are_written_as_streams_have_them(event: Event, sent: bytes) -> N
         (TimeoutError(), 408, "Request Timeout: the request body did not arrive within 2.5 s"),
     ],
 )
-def test_a_body_that_does_not_come_is_refused(
+def test_a_late_or_large_body_is_refused(
     fault: Exception, status: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(intake, "MAX_BODY", 5_000)
     monkeypatch.setattr(intake, "BODY_SECONDS", 2.5)
-    with pytest.raises(Refusal, match=text) as caught:
-        read_body(Told(fault))
-    assert caught.value.status == status
+    with pytest.raises(Refusal, match=text) as error:
+        read_body(RecordedExchange(fault))
+    assert error.value.status == status
 
 
-def test_a_body_is_what_came_and_who_goes_away_is_gone() -> None:
-    assert read_body(Told()) == b"{}"
+def test_reading_a_body_gives_its_bytes_or_the_disconnect() -> None:
+    assert read_body(RecordedExchange()) == b"{}"
     with pytest.raises(ClientDisconnectedError):
-        read_body(Told(ClientDisconnectedError()))
+        read_body(RecordedExchange(ClientDisconnectedError()))
 
 
 def test_a_refusal_is_a_json_rpc_error() -> None:
@@ -108,31 +108,31 @@ def test_a_refusal_begins_with_the_standard_text(status: int, code: int, text: s
     assert jsonrpc.decode(Refusal(status, MethodError(code, text)).body)["error"]["message"] == message
 
 
-def test_an_answer_alone_is_one_json_body() -> None:
-    exchange = Told()
+def test_a_response_alone_is_one_json_body() -> None:
+    exchange = RecordedExchange()
     out = Outgoing(cast(HttpExchange, exchange))
     asyncio.run(out.end(Answer(b"{}", 404)))
-    assert exchange.told == [(404, b"{}", JSON_HEADERS)]
+    assert exchange.output == [(404, b"{}", JSON_HEADERS)]
     assert out.is_started
 
 
-@pytest.mark.parametrize("answer", [None, Answer(b"{}")])
-def test_an_answer_behind_an_event_is_the_last_one_of_the_stream(answer: Answer | None) -> None:
-    async def within() -> None:
+@pytest.mark.parametrize("response", [None, Answer(b"{}")])
+def test_a_response_after_an_event_is_the_last_event_of_the_stream(response: Answer | None) -> None:
+    async def send_stream() -> None:
         assert not out.is_started
         await out.put(Event(b"1"))
         out.start()
         await out.put(Event(b"2"))
-        await out.end(answer)
+        await out.end(response)
 
-    exchange = Told()
+    exchange = RecordedExchange()
     out = Outgoing(cast(HttpExchange, exchange))
-    asyncio.run(within())
-    last = [b"data: {}\n\n"] if answer else []
-    assert exchange.told == [(200, STREAM_HEADERS), b"data: 1\n\n", b"data: 2\n\n", *last, "end"]
+    asyncio.run(send_stream())
+    last_event = [b"data: {}\n\n"] if response else []
+    assert exchange.output == [(200, STREAM_HEADERS), b"data: 1\n\n", b"data: 2\n\n", *last_event, "end"]
 
 
-def test_no_answer_at_all_is_an_empty_stream() -> None:
-    exchange = Told()
+def test_no_response_is_an_empty_stream() -> None:
+    exchange = RecordedExchange()
     asyncio.run(Outgoing(cast(HttpExchange, exchange)).end(None))
-    assert exchange.told == [(200, STREAM_HEADERS), "end"]
+    assert exchange.output == [(200, STREAM_HEADERS), "end"]

@@ -22,7 +22,7 @@ class Seconds(float):
 
 
 @pytest.mark.parametrize(
-    ("value", "written"),
+    ("value", "expected"),
     [
         (SafeString("<b>"), "<b>"),
         ([ErrorDetail("wrong", code="invalid")], ["wrong"]),
@@ -33,5 +33,5 @@ class Seconds(float):
         (2**70, 2**70),
     ],
 )
-def test_values_of_django_are_written_as_the_json_that_they_stand_for(value: Any, written: Any) -> None:
-    assert json.loads(QuickRenderer().render({"value": value})) == {"value": written}
+def test_values_of_django_are_rendered_as_plain_json(value: Any, expected: Any) -> None:
+    assert json.loads(QuickRenderer().render({"value": value})) == {"value": expected}

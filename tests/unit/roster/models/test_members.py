@@ -4,7 +4,7 @@ from mcp_runtime.members.manifest.declaration import Manifest
 from roster.models import GuildMember
 
 
-def test_a_row_that_is_older_than_a_key_has_the_default_of_the_declaration() -> None:
-    declared, row = Manifest(name="x", version="1"), GuildMember(manifest={})
-    assert row.call_timeout == row.timeout_of("echo") == declared.timeout
-    assert row.max_concurrency == declared.max_concurrency
+def test_a_row_without_a_key_has_the_default_of_the_declaration() -> None:
+    manifest, row = Manifest(name="x", version="1"), GuildMember(manifest={})
+    assert row.call_timeout == row.timeout_of("echo") == manifest.timeout
+    assert row.max_concurrency == manifest.max_concurrency

@@ -1,4 +1,4 @@
-"""Who looks at calls, and a member with a tool."""
+"""A user who may view calls, and a member with a tool."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from roster.models import GuildMember, Tool
 
 @pytest.fixture(autouse=True)
 def _static_root() -> None:
-    # WhiteNoise warns about a folder that is not there, and here a warning is an error.
+    # WhiteNoise warns about a missing folder, and here a warning is an error.
     settings.STATIC_ROOT.mkdir(exist_ok=True)
     lease.hall()
 
 
 @pytest.fixture
 def bob(client: Client) -> User:
-    """May look at calls, and nothing else."""
+    """A user who may only view calls."""
     user = User.objects.create_user("bob", is_staff=True)
     user.user_permissions.add(Permission.objects.get(codename="view_call"))
     client.force_login(user)

@@ -1,4 +1,4 @@
-"""The list of calls: it finds what is asked for, is fast for a million, and follows what comes."""
+"""The list of calls: its filters, its speed with a million calls, and its live updates."""
 
 from __future__ import annotations
 
@@ -26,28 +26,34 @@ EVIL = "<img src=x onerror=alert(1)>"
 # Filters and search -----------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_found_by_what_it_is(page: Client, anna: GuildMember, alice: User) -> None:
+def test_a_call_is_found_by_each_of_its_columns(page: Client, anna: GuildMember, alice: User) -> None:
     token = Token.make(user=alice, name="laptop")[0]
-    other = GuildMember.objects.create(name="bert", directory="bert")
+    other_member = GuildMember.objects.create(name="bert", directory="bert")
     long_ago = datetime(2020, 5, 1, 12, tzinfo=UTC)
     add(anna, queued_at=long_ago)
     call = add(
-        other, tool_name="reverse", status="failed", error_kind="timeout", source="admin", token=token, requester="dora"
+        other_member,
+        tool_name="reverse",
+        status="failed",
+        error_kind="timeout",
+        source="admin",
+        token=token,
+        requester="dora",
     )
     Token.objects.update(last_used_at=timezone.now())
-    for asked in [
+    for query in [
         *({"status__exact": "failed"}, {"error_kind__exact": "timeout"}, {"source__exact": "admin"}),
-        *({"member__id__exact": other.pk}, {"tool_name": "reverse"}, {"token": token.pk}, {"within": "3600"}),
+        *({"member__id__exact": other_member.pk}, {"tool_name": "reverse"}, {"token": token.pk}, {"within": "3600"}),
         *({"queued_at__gte": "2021-01-01T00:00"}, {"q": "rever"}, {"q": "bert"}, {"q": "dora"}, {"q": f"#{call.pk}"}),
     ]:
-        assert ids(page, **asked) == [call.pk], asked
+        assert ids(page, **query) == [call.pk], query
     assert len(ids(page)) == 2
     assert ids(page, queued_at__lt="2021-01-01T00:00") == [call.pk - 1]
     assert ids(page, tool_name="reverse", status__exact="succeeded") == []
 
 
 @pytest.mark.parametrize("text", ["it broke", "BROKE", "code 42%"])
-def test_a_call_is_found_by_the_words_of_its_error(page: Client, anna: GuildMember, text: str) -> None:
+def test_a_call_is_found_by_the_text_of_its_error(page: Client, anna: GuildMember, text: str) -> None:
     add(anna)
     call = add(anna, status="failed", error_kind="tool", error_message="it broke with code 42%")
     assert ids(page, q=text) == [call.pk]
@@ -60,7 +66,7 @@ def test_percent_signs_and_underscores_are_no_wildcards(page: Client, anna: Guil
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "query",
     [
         {"token": "x"},
         {"before": "-1"},
@@ -71,32 +77,32 @@ def test_percent_signs_and_underscores_are_no_wildcards(page: Client, anna: Guil
         {"queued_at__gte": "0001-01-01T00:00"},
     ],
 )
-def test_a_filter_that_makes_no_sense_is_left_out_and_said(page: Client, anna: GuildMember, asked: Any) -> None:
-    assert page.get(LIST, asked).headers["Location"] == f"{LIST}?e=1"
-    assert page.get(f"{LIST}export/csv/", asked).status_code == 404
-    assert page.get(LIST, asked, headers={"X-Live": "part"}).status_code == 404
+def test_an_invalid_filter_is_removed_with_a_message(page: Client, anna: GuildMember, query: Any) -> None:
+    assert page.get(LIST, query).headers["Location"] == f"{LIST}?e=1"
+    assert page.get(f"{LIST}export/csv/", query).status_code == 404
+    assert page.get(LIST, query, headers={"X-Live": "part"}).status_code == 404
 
 
-def test_what_was_left_empty_in_the_form_is_not_asked(page: Client, anna: GuildMember) -> None:
+def test_empty_fields_of_the_form_are_left_out_of_the_query(page: Client, anna: GuildMember) -> None:
     response = page.get(LIST, {"q": "", "status__exact": "failed", "tool_name": ""})
     assert response.headers["Location"] == f"{LIST}?status__exact=failed"
     assert page.get(LIST, {"q": ""}).headers["Location"] == LIST
 
 
-def test_the_form_keeps_what_was_chosen(page: Client, anna: GuildMember) -> None:
+def test_the_form_shows_the_chosen_filters(page: Client, anna: GuildMember) -> None:
     text = html(page.get(LIST, {"status__exact": "failed", "tool_name": EVIL, "q": EVIL}))
     assert '<option value="failed" selected>Failed</option>' in text
     assert "Filters (2)" in text
     assert EVIL not in text
 
 
-def test_the_filter_by_member_does_not_name_those_reserved_for_others(client: Client, bob: User, echo: Tool) -> None:
+def test_the_member_filter_has_no_members_reserved_for_others(client: Client, bob: User, echo: Tool) -> None:
     assert ">anna</option>" in html(client.get(LIST))
     reserve_member(echo.member, [Group.objects.create(name="others")])
     assert ">anna</option>" not in html(client.get(LIST))
 
 
-def test_the_filter_by_token_names_those_of_others_to_superusers_alone(
+def test_the_token_filter_has_tokens_of_others_only_for_superusers(
     client: Client, bob: User, alice: User, echo: Tool
 ) -> None:
     for user in (alice, bob):
@@ -121,50 +127,48 @@ def test_the_filter_by_token_names_those_of_others_to_superusers_alone(
         ("/admin/roster/agent/", "created_by__password__startswith"),
     ],
 )
-def test_what_pages_mask_cannot_be_guessed_by_filters_of_ones_own(
-    page: Client, anna: GuildMember, address: str, lookup: str
-) -> None:
+def test_secret_columns_cannot_be_used_as_filters(page: Client, anna: GuildMember, address: str, lookup: str) -> None:
     assert page.get(address, {lookup: "a"}).status_code == 400
     if address == LIST:
         assert page.get(f"{LIST}export/csv/", {lookup: "a"}).status_code == 400
 
 
-def test_plots_of_the_list_are_not_of_members_reserved_for_others(client: Client, bob: User, echo: Tool) -> None:
-    asked = {"member__id__exact": echo.member.pk, "span": "week"}
-    assert "anna" in html(client.get(LIST, asked))
+def test_plots_above_the_list_exclude_members_reserved_for_others(client: Client, bob: User, echo: Tool) -> None:
+    query = {"member__id__exact": echo.member.pk, "span": "week"}
+    assert "anna" in html(client.get(LIST, query))
     reserve_member(echo.member, [Group.objects.create(name="others")])
-    assert client.get(LIST, asked).status_code == 404
+    assert client.get(LIST, query).status_code == 404
 
 
-# Pages that never count a million ---------------------------------------------------------------------------------
+# Pages of a list of a million calls -------------------------------------------------------------------------------
 
 
 def link(response: Any, text: str) -> str:
-    """Where the link of that text leads, or nothing."""
-    found = re.findall(rf'<a href="([^"]*)"[^>]*>{text}</a>', html(response))
-    return found[0].replace("&amp;", "&") if found else ""
+    """The address of the link with this text, or an empty text."""
+    links = re.findall(rf'<a href="([^"]*)"[^>]*>{text}</a>', html(response))
+    return links[0].replace("&amp;", "&") if links else ""
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounds that a test can reach."""
+def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits that a test can reach."""
     monkeypatch.setattr(listing, "MAX_COUNTED", 100)
     monkeypatch.setattr(listing, "SCANNED", 200)
 
 
-@pytest.mark.usefixtures("small")
-def test_older_leads_through_all_calls_without_a_gap(page: Client, anna: GuildMember) -> None:
-    made = numbered(anna, 330)
-    seen, query = [], "?"
+@pytest.mark.usefixtures("low_limits")
+def test_the_links_to_older_calls_lead_through_all_calls(page: Client, anna: GuildMember) -> None:
+    call_ids = numbered(anna, 330)
+    ids_on_pages, query = [], "?"
     while query:
         response = page.get(LIST + query)
-        seen += [row.call.pk for row in response.context["rows"]]
+        ids_on_pages += [row.call.pk for row in response.context["rows"]]
         query = link(response, "Older")
-    assert seen == made[::-1]
+    assert ids_on_pages == call_ids[::-1]
 
 
-@pytest.mark.usefixtures("small")
-def test_counting_stops_at_its_bound(page: Client, anna: GuildMember) -> None:
+@pytest.mark.usefixtures("low_limits")
+def test_counting_stops_at_its_limit(page: Client, anna: GuildMember) -> None:
     numbered(anna, 101)
     assert "More than 100 calls." in words(page.get(LIST))
     assert "Page 2 of 2" in words(page.get(LIST, {"p": 2}))
@@ -172,55 +176,57 @@ def test_counting_stops_at_its_bound(page: Client, anna: GuildMember) -> None:
     assert "20 calls." in words(page.get(LIST, {"before": Call.objects.order_by("id")[20].pk}))
 
 
-@pytest.mark.usefixtures("small")
-def test_a_search_looks_through_so_many_calls_and_leads_further_back(page: Client, anna: GuildMember) -> None:
-    (rare,) = numbered(anna, 1, tool_name="rare")
+@pytest.mark.usefixtures("low_limits")
+def test_a_search_reads_a_limited_number_of_calls_and_offers_to_continue(page: Client, anna: GuildMember) -> None:
+    (rare_id,) = numbered(anna, 1, tool_name="rare")
     numbered(anna, 450)
-    query, looks = "?tool_name=rare", 0
-    while query and not (found := page.get(LIST + query).context["rows"]):
+    query, searches = "?tool_name=rare", 0
+    while query and not (rows := page.get(LIST + query).context["rows"]):
         response = page.get(LIST + query)
         assert "No matches." in words(response)
-        query, looks = link(response, "Search older calls"), looks + 1
-    assert [row.call.pk for row in found] == [rare]
-    assert looks == 2
+        query, searches = link(response, "Search older calls"), searches + 1
+    assert [row.call.pk for row in rows] == [rare_id]
+    assert searches == 2
     assert link(page.get(LIST + query), "Search older calls") == ""
 
 
-def test_a_list_costs_the_same_for_few_calls_and_for_many(page: Client, anna: GuildMember) -> None:
-    def queries(**asked: str) -> int:
-        with CaptureQueriesContext(connection) as captured:
-            page.get(LIST, asked)
-        assert not [query for query in captured if "COUNT(" in query["sql"] and "roster_call" in query["sql"]]
-        return len(captured)
+def test_a_list_costs_the_same_number_of_queries_for_few_and_for_many_calls(page: Client, anna: GuildMember) -> None:
+    def count_queries(**query: str) -> int:
+        with CaptureQueriesContext(connection) as queries:
+            page.get(LIST, query)
+        assert not [query_ for query_ in queries if "COUNT(" in query_["sql"] and "roster_call" in query_["sql"]]
+        return len(queries)
 
     numbered(anna, 2)
-    queries()
-    few = queries(), queries(q="echo"), queries(status__exact="succeeded")
+    count_queries()
+    query_counts = count_queries(), count_queries(q="echo"), count_queries(status__exact="succeeded")
     numbered(anna, 120)
-    assert (queries(), queries(q="echo"), queries(status__exact="succeeded")) == few
+    assert (count_queries(), count_queries(q="echo"), count_queries(status__exact="succeeded")) == query_counts
 
 
-def test_the_first_call_of_a_time_is_found_by_halving(anna: GuildMember) -> None:
+def test_the_first_call_after_a_time_is_found_by_bisection(anna: GuildMember) -> None:
     begin = datetime(2026, 1, 1, tzinfo=UTC)
-    made = [add(anna, queued_at=begin + timedelta(minutes=number)).pk for number in range(50)]
-    Call.objects.filter(pk__in=made[5:15]).delete()
-    assert listing.first_id_at(begin + timedelta(minutes=20)) == made[20]
-    assert listing.first_id_at(begin) <= made[0]
-    assert listing.first_id_at(begin + timedelta(days=1)) > made[-1]
-    with CaptureQueriesContext(connection) as captured:
+    call_ids = [add(anna, queued_at=begin + timedelta(minutes=number)).pk for number in range(50)]
+    Call.objects.filter(pk__in=call_ids[5:15]).delete()
+    assert listing.first_id_at(begin + timedelta(minutes=20)) == call_ids[20]
+    assert listing.first_id_at(begin) <= call_ids[0]
+    assert listing.first_id_at(begin + timedelta(days=1)) > call_ids[-1]
+    with CaptureQueriesContext(connection) as queries:
         listing.first_id_at(begin + timedelta(minutes=33))
-    assert len(captured) <= 10
+    assert len(queries) <= 10
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="the plan of the default database")
-@pytest.mark.parametrize("asked", [{}, {"q": "x"}, {"status__exact": "failed"}, {"within": "3600"}, {"tool_name": "x"}])
-def test_no_list_reads_or_sorts_the_whole_table(page: Client, anna: GuildMember, asked: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "filters", [{}, {"q": "x"}, {"status__exact": "failed"}, {"within": "3600"}, {"tool_name": "x"}]
+)
+def test_no_list_reads_or_sorts_the_whole_table(page: Client, anna: GuildMember, filters: dict[str, str]) -> None:
     numbered(anna, 60)
-    with CaptureQueriesContext(connection) as captured:
-        html(page.get(LIST, asked))
-    read = [query["sql"] for query in captured if 'FROM "roster_call"' in query["sql"]]
-    assert read
-    for sql in read:
+    with CaptureQueriesContext(connection) as queries:
+        html(page.get(LIST, filters))
+    statements = [query["sql"] for query in queries if 'FROM "roster_call"' in query["sql"]]
+    assert statements
+    for sql in statements:
         with connection.cursor() as cursor:
             cursor.execute(f"EXPLAIN QUERY PLAN {sql.replace('%', '%%')}", [])
             plan = str(cursor.fetchall())
@@ -228,24 +234,24 @@ def test_no_list_reads_or_sorts_the_whole_table(page: Client, anna: GuildMember,
         assert "SEARCH roster_call" in plan or "LIMIT" in sql, sql
 
 
-# Following live ---------------------------------------------------------------------------------------------------
+# Live updates -----------------------------------------------------------------------------------------------------
 
 
-def followed(response: Any) -> tuple[str, str]:
+def live_part_of(response: Any) -> tuple[str, str]:
     """The address and the ETag of the list's live part."""
-    found = re.findall(r'class="calls-list"[^>]* data-live="([^"]*)" data-live-etag="([^"]*)"', html(response))
-    return (found[0][0].replace("&amp;", "&"), found[0][1].replace("&quot;", '"')) if found else ("", "")
+    matches = re.findall(r'class="calls-list"[^>]* data-live="([^"]*)" data-live-etag="([^"]*)"', html(response))
+    return (matches[0][0].replace("&amp;", "&"), matches[0][1].replace("&quot;", '"')) if matches else ("", "")
 
 
-def test_new_calls_appear_on_top_and_nothing_is_read_while_none_do(page: Client, anna: GuildMember) -> None:
+def test_new_calls_appear_on_top_and_without_them_nothing_is_read(page: Client, anna: GuildMember) -> None:
     first = add(anna, status="failed")
-    address, etag = followed(page.get(LIST, {"status__exact": "failed"}))
-    asked = {"X-Live": "part", "If-None-Match": etag}
-    with CaptureQueriesContext(connection) as captured:
-        assert page.get(address, headers=asked).status_code == 304
-    assert len(captured) <= 5
+    address, etag = live_part_of(page.get(LIST, {"status__exact": "failed"}))
+    headers = {"X-Live": "part", "If-None-Match": etag}
+    with CaptureQueriesContext(connection) as queries:
+        assert page.get(address, headers=headers).status_code == 304
+    assert len(queries) <= 5
     second = add(anna, status="failed", error_message=EVIL)
-    text = html(page.get(address, headers=asked))
+    text = html(page.get(address, headers=headers))
     assert "<html" not in text
     assert EVIL not in text
     assert re.findall(r'<tr id="call-(\d+)">', text) == [str(second.pk), str(first.pk)]
@@ -259,34 +265,34 @@ def test_new_calls_appear_on_top_and_nothing_is_read_while_none_do(page: Client,
         {"cancel_requested_at": datetime(2026, 1, 1, tzinfo=UTC)},
     ],
 )
-def test_a_change_of_a_call_is_news(page: Client, anna: GuildMember, change: dict[str, Any]) -> None:
+def test_a_change_of_a_call_updates_the_list(page: Client, anna: GuildMember, change: dict[str, Any]) -> None:
     call = add(anna, status="queued")
-    address, etag = followed(page.get(LIST))
+    address, etag = live_part_of(page.get(LIST))
     Call.objects.filter(pk=call.pk).update(**change)
     assert page.get(address, headers={"X-Live": "part", "If-None-Match": etag}).status_code == 200
 
 
-@pytest.mark.parametrize(("asked", "status"), [({"within": "900"}, 200), ({}, 304)])
-def test_calls_drop_out_of_the_last_minutes_though_nothing_comes(
-    page: Client, anna: GuildMember, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], status: int
+@pytest.mark.parametrize(("query", "status"), [({"within": "900"}, 200), ({}, 304)])
+def test_old_calls_leave_the_list_of_the_last_minutes_without_a_new_call(
+    page: Client, anna: GuildMember, monkeypatch: pytest.MonkeyPatch, query: dict[str, str], status: int
 ) -> None:
     add(anna)
     monkeypatch.setattr(screens, "time", SimpleNamespace(time=lambda: 1000.0))
-    address, etag = followed(page.get(LIST, asked))
-    held = {"X-Live": "part", "If-None-Match": etag}
-    assert page.get(address, headers=held).status_code == 304
+    address, etag = live_part_of(page.get(LIST, query))
+    headers = {"X-Live": "part", "If-None-Match": etag}
+    assert page.get(address, headers=headers).status_code == 304
     monkeypatch.setattr(screens, "time", SimpleNamespace(time=lambda: 1000.0 + screens.AGING_SECONDS))
-    assert page.get(address, headers=held).status_code == status
+    assert page.get(address, headers=headers).status_code == status
 
 
-def test_older_pages_stand_still(page: Client, anna: GuildMember) -> None:
+def test_older_pages_are_not_updated(page: Client, anna: GuildMember) -> None:
     numbered(anna, 60)
-    assert followed(page.get(LIST))[0] == LIST
-    assert followed(page.get(LIST, {"p": 2})) == ("", "")
-    assert followed(page.get(LIST, {"before": 10**9})) == ("", "")
+    assert live_part_of(page.get(LIST))[0] == LIST
+    assert live_part_of(page.get(LIST, {"p": 2})) == ("", "")
+    assert live_part_of(page.get(LIST, {"before": 10**9})) == ("", "")
 
 
-def test_the_list_is_followed_by_those_who_may_see_it(client: Client, echo: Tool) -> None:
+def test_the_live_part_needs_the_permission_of_the_list(client: Client, echo: Tool) -> None:
     client.force_login(User.objects.create_user("eve", is_staff=True))
     assert client.get(LIST, headers={"X-Live": "part"}).status_code == 403
 
@@ -294,7 +300,7 @@ def test_the_list_is_followed_by_those_who_may_see_it(client: Client, echo: Tool
 # Plots beside the list --------------------------------------------------------------------------------------------
 
 
-def test_plots_stand_above_the_list_when_asked_for(page: Client, anna: GuildMember) -> None:
+def test_plots_are_shown_above_the_list_on_request(page: Client, anna: GuildMember) -> None:
     add(anna, finished_at=timezone.now())
     assert 'class="plot"' not in html(page.get(LIST))
     query = link(page.get(LIST, {"member__id__exact": anna.pk}), "Plots")

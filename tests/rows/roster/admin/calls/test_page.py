@@ -1,4 +1,4 @@
-"""The page of a call, and what the list of calls finds."""
+"""The page of a call, and the filters of the list of calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.admin import act, html, list_of, make_call, messages_of, page
 pytestmark = pytest.mark.django_db
 
 
-def test_the_page_of_a_call_looks_again_while_it_is_not_over(page: Client, example: GuildMember) -> None:
+def test_the_page_of_an_unfinished_call_reloads(page: Client, example: GuildMember) -> None:
     refresh = '<meta http-equiv="refresh" content="1">'
 
     for status, is_active in [("queued", True), ("running", True), ("succeeded", False), ("cancelled", False)]:
@@ -35,11 +35,11 @@ def test_secret_arguments_are_masked_even_while_the_call_runs(page: Client, exam
     assert "hunter2" not in text
 
 
-def test_the_answer_is_shown_as_text_and_the_result_as_json(page: Client, example: GuildMember) -> None:
+def test_the_result_is_shown_as_text_and_as_json(page: Client, example: GuildMember) -> None:
     result = {"content": [{"type": "text", "text": "one\ntwo"}], "structuredContent": {"n": [1, 2]}}
-    began = timezone.now()
+    start = timezone.now()
     call = make_call(
-        example, status="succeeded", result=result, started_at=began, finished_at=began + timedelta(seconds=0.25)
+        example, status="succeeded", result=result, started_at=start, finished_at=start + timedelta(seconds=0.25)
     )
 
     text = html(page.get(page_of(call)))
@@ -58,29 +58,31 @@ def test_a_huge_result_is_shown_in_part(page: Client, example: GuildMember) -> N
     assert "more characters. The API returns the whole text." in text
 
 
-def test_cancel_ends_the_queued_asks_the_running_and_leaves_the_finished(page: Client, example: GuildMember) -> None:
-    queued = make_call(example)
-    running = make_call(example, status="running")
-    done = make_call(example, status="succeeded")
+def test_the_cancel_action_affects_queued_and_running_calls_and_no_finished_ones(
+    page: Client, example: GuildMember
+) -> None:
+    queued_call = make_call(example)
+    running_call = make_call(example, status="running")
+    finished_call = make_call(example, status="succeeded")
 
-    response = act(page, "call", "cancel", queued, running, done)
+    response = act(page, "call", "cancel", queued_call, running_call, finished_call)
 
     assert messages_of(response) == [
-        f"Cancelled (1): {queued.pk} echo.",
-        f"Cancellation requested (1): {running.pk} echo.",
-        f"Not changed (1): call {done.pk} has ended: Succeeded.",
+        f"Cancelled (1): {queued_call.pk} echo.",
+        f"Cancellation requested (1): {running_call.pk} echo.",
+        f"Not changed (1): call {finished_call.pk} has ended: Succeeded.",
     ]
-    queued.refresh_from_db()
-    running.refresh_from_db()
-    assert queued.status == "cancelled"
-    assert running.cancel_requested_at
+    queued_call.refresh_from_db()
+    running_call.refresh_from_db()
+    assert queued_call.status == "cancelled"
+    assert running_call.cancel_requested_at
 
 
-def test_the_list_of_calls_filters_and_searches(page: Client, example: GuildMember) -> None:
+def test_the_list_of_calls_can_be_filtered_and_searched(page: Client, example: GuildMember) -> None:
     make_call(example, tool_name="echo", source="rest")
-    failed = make_call(example, tool_name="reverse", source="admin", status="failed", error_kind="timeout")
+    failed_call = make_call(example, tool_name="reverse", source="admin", status="failed", error_kind="timeout")
 
-    def found(**query: Any) -> list[Call]:
+    def find(**query: Any) -> list[Call]:
         return list(page.get(list_of("call"), query).context["cl"].result_list)
 
     for query in [
@@ -89,6 +91,6 @@ def test_the_list_of_calls_filters_and_searches(page: Client, example: GuildMemb
         {"source__exact": "admin"},
         {"error_kind__exact": "timeout"},
     ]:
-        assert found(**query) == [failed], query
-    assert len(found(member__id__exact=example.pk)) == 2
-    assert len(found(queued_at__gte=timezone.now() - timedelta(days=1))) == 2
+        assert find(**query) == [failed_call], query
+    assert len(find(member__id__exact=example.pk)) == 2
+    assert len(find(queued_at__gte=timezone.now() - timedelta(days=1))) == 2

@@ -1,4 +1,4 @@
-"""A call's page, and the call made again."""
+"""The page of a call, and its button to repeat the call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 # A call's page ----------------------------------------------------------------------------------------------------
 
 
-def test_a_running_call_shows_progress_and_its_end_stops_the_asking(page: Client, echo: Tool) -> None:
+def test_a_running_call_shows_its_progress_and_updates_until_it_ends(page: Client, echo: Tool) -> None:
     call = add(
         echo.member,
         status="running",
@@ -48,14 +48,16 @@ def test_a_running_call_shows_progress_and_its_end_stops_the_asking(page: Client
     assert "data-live=" not in html(page.get(at(call, "change"))).split('class="call-part"')[1].split(">")[0]
 
 
-def test_cancel_answers_the_page_in_place(page: Client, echo: Tool) -> None:
+def test_cancel_responds_to_the_script_of_the_page(page: Client, echo: Tool) -> None:
     call = add(echo.member, status="running")
-    answer = page.post(at(call, "cancel"), headers={"X-Live": "form"}).json()
-    assert answer["messages"] == [{"level": "success", "text": f"Cancellation requested (1): {call.pk} echo."}]
+    response = page.post(at(call, "cancel"), headers={"X-Live": "form"}).json()
+    assert response["messages"] == [{"level": "success", "text": f"Cancellation requested (1): {call.pk} echo."}]
     assert "Cancellation requested." in words(page.get(at(call, "part")))
 
 
-def test_a_call_is_shown_to_its_maker_and_to_those_who_may_see_calls(client: Client, bob: User, echo: Tool) -> None:
+def test_a_call_is_visible_to_its_requester_and_to_users_who_may_view_calls(
+    client: Client, bob: User, echo: Tool
+) -> None:
     call = add(echo.member, status="running")
     assert client.get(at(call, "part")).status_code == 200
     reserve_member(echo.member, [Group.objects.create(name="others")])
@@ -65,7 +67,7 @@ def test_a_call_is_shown_to_its_maker_and_to_those_who_may_see_calls(client: Cli
     assert client.get(at(call, "part")).status_code == 200
 
 
-def test_what_a_member_said_is_text_everywhere_on_the_page(page: Client, echo: Tool) -> None:
+def test_texts_of_a_member_are_escaped_on_the_page(page: Client, echo: Tool) -> None:
     call = add(
         echo.member,
         status="failed",
@@ -80,19 +82,19 @@ def test_what_a_member_said_is_text_everywhere_on_the_page(page: Client, echo: T
         assert EVIL not in html(page.get(address))
 
 
-# Again ------------------------------------------------------------------------------------------------------------
+# Repeat -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_call_is_made_again_with_one_press_however_often_it_is_pressed(page: Client, alice: User, echo: Tool) -> None:
+def test_a_call_is_repeated_once_even_if_the_button_is_pressed_twice(page: Client, alice: User, echo: Tool) -> None:
     call = add(echo.member, arguments={"text": "hello"})
     text = html(page.get(at(call, "change")))
     assert f"{reverse('admin:roster_tool_call', args=[echo.pk])}?from={call.pk}" in text
     (key,) = re.findall(r'name="call_key" value="([^"]+)"', text)
     for _ in range(2):
         response = page.post(at(call, "replay"), {"call_key": key})
-        again = Call.objects.exclude(pk=call.pk).get()
-        assert response.headers["Location"] == at(again, "change")
-    assert (again.arguments, again.tool_name, again.source, again.requested_by) == (
+        new_call = Call.objects.exclude(pk=call.pk).get()
+        assert response.headers["Location"] == at(new_call, "change")
+    assert (new_call.arguments, new_call.tool_name, new_call.source, new_call.requested_by) == (
         call.arguments,
         "echo",
         "admin",
@@ -107,7 +109,7 @@ def test_a_call_is_made_again_with_one_press_however_often_it_is_pressed(page: C
         ({"arguments": {"guild-hall/cut": {"bytes": 9000, "beginning": "{"}}}, "too long to be kept whole"),
     ],
 )
-def test_what_is_not_known_any_more_is_not_called_again(
+def test_a_call_whose_arguments_are_not_stored_is_not_repeated(
     page: Client, echo: Tool, columns: dict[str, Any], reason: str
 ) -> None:
     call = add(echo.member, **columns)
@@ -115,26 +117,26 @@ def test_what_is_not_known_any_more_is_not_called_again(
     assert reason in text
     assert at(call, "replay") not in text
     assert "?from=" in text
-    (said,) = messages_of(page.post(at(call, "replay"), follow=True))
-    assert reason in said
+    (message,) = messages_of(page.post(at(call, "replay"), follow=True))
+    assert reason in message
     assert Call.objects.count() == 1
 
 
-def test_gateway_calls_without_arguments_are_not_called_again(page: Client, echo: Tool, settings: Any) -> None:
+def test_gateway_calls_without_arguments_are_not_repeated(page: Client, echo: Tool, settings: Any) -> None:
     call = add(echo.member, source="gateway")
     assert at(call, "replay") in html(page.get(at(call, "change")))
     settings.GUILD_HALL_RECORD_BYTES = 0
     assert "are not stored in the database" in html(page.get(at(call, "change")))
 
 
-def test_a_refusal_is_said_and_nothing_is_called(page: Client, echo: Tool) -> None:
+def test_a_refused_repetition_shows_the_reason(page: Client, echo: Tool) -> None:
     call = add(echo.member, arguments={"text": 5})
-    (said,) = messages_of(page.post(at(call, "replay"), follow=True))
-    assert said.startswith("The call was not made: ")
+    (message,) = messages_of(page.post(at(call, "replay"), follow=True))
+    assert message.startswith("The call was not made: ")
     assert Call.objects.count() == 1
 
 
-def test_only_those_who_may_call_call_again_and_by_post(client: Client, bob: User, echo: Tool) -> None:
+def test_a_repetition_needs_the_permission_to_call_and_the_post_method(client: Client, bob: User, echo: Tool) -> None:
     call = add(echo.member)
     assert at(call, "replay") not in html(client.get(at(call, "change")))
     assert client.get(at(call, "replay")).status_code == 405
@@ -142,8 +144,10 @@ def test_only_those_who_may_call_call_again_and_by_post(client: Client, bob: Use
     assert Call.objects.count() == 1
 
 
-@pytest.mark.parametrize("gone", [{"enabled": False}, {"removed_at": datetime(2026, 1, 1, tzinfo=UTC)}])
-def test_a_member_that_is_away_is_not_offered(page: Client, echo: Tool, gone: dict[str, Any]) -> None:
+@pytest.mark.parametrize("columns", [{"enabled": False}, {"removed_at": datetime(2026, 1, 1, tzinfo=UTC)}])
+def test_a_call_of_a_disabled_or_removed_member_cannot_be_repeated(
+    page: Client, echo: Tool, columns: dict[str, Any]
+) -> None:
     call = add(echo.member)
-    GuildMember.objects.update(**gone)
+    GuildMember.objects.update(**columns)
     assert at(call, "replay") not in html(page.get(at(call, "change")))

@@ -1,0 +1,308 @@
+"""A hall with several nodes: each is a runtime with its own folders and ports, and all share the database."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from django.db import connection
+from kombu import Connection
+
+from mcp_runtime.calls.queue_watch import SWEEP_SECONDS
+from mcp_runtime.control.notify import hall_exchange
+from roster.models import Call, GuildMember, Node
+from tests.conftest import eventually, needs_service
+from tests.support.hall import PATIENCE, Hall, call, member, queue, wait_for_end_of, wait_for_status
+from tests.support.machine import take_alone
+
+pytestmark = pytest.mark.services
+
+on_postgresql = pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
+GUARD = [sys.executable, "-m", "mcp_runtime.runtime.guard"]
+# The server writes a log into its folder, so only this file is the same on all nodes.
+MOVABLE = {"state": "none", "files": ["server.py"]}
+
+
+class Machine(Hall):
+    """A node with a members folder, a data folder and ports of its own."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        folder.mkdir()
+        super().__init__(folder)
+        self.name = name
+        self.broker_url = ""
+        self.key = folder.parent / "secret-key"  # of all machines
+        self.key.write_text("k" * 50)
+        self.guard: subprocess.Popen[bytes] | None = None
+
+    def environment(self, **more: str) -> dict[str, str]:
+        values = super().environment(GUILD_HALL_NODE=self.name, GUILD_HALL_SECRET_KEY_FILE=str(self.key), **more)
+        return {**values, "CELERY_BROKER_URL": self.broker_url or values["CELERY_BROKER_URL"]}
+
+    def run(self) -> None:
+        """Start the runtime, and wait until it has taken its lease."""
+        self.guard = self.popen(GUARD)
+        eventually(self._is_running, within=PATIENCE, what=f"node {self.name} runs:\n{self.output()}")
+
+    def _is_running(self) -> bool:
+        assert self.guard is not None
+        assert self.guard.poll() is None, self.output()
+        return psutil.pid_exists(self.worker_pid) and self.row.lease_id is not None
+
+    @property
+    def row(self) -> Node:
+        return Node.objects.get(name=self.name)
+
+    @property
+    def worker_pid(self) -> int:
+        node = Node.objects.filter(name=self.name).first()
+        return node.pid or 0 if node is not None else 0
+
+    def kill(self) -> None:
+        """End the guard and the worker at the same moment, as a power cut does. The members die with them."""
+        assert self.guard is not None
+        processes = [psutil.Process(self.guard.pid), *psutil.Process(self.guard.pid).children(recursive=True)]
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        wait_for_end_of(processes, within=PATIENCE)
+        self.guard.wait(PATIENCE)
+
+
+@pytest.fixture
+def make_node(hall: Hall, tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
+    """Makes nodes of the hall. All have the members that the first `add_everywhere` calls give them."""
+    machines: list[Machine] = []
+
+    def make(name: str) -> Machine:
+        machines.append(Machine(tmp_path / name, name))
+        return machines[-1]
+
+    yield make
+    for machine in machines:
+        machine.end()
+
+
+def owner_of(name: str) -> str:
+    row = GuildMember.objects.select_related("node").filter(name=name).first()
+    return row.node.name if row is not None and row.node is not None else ""
+
+
+def wait_for_fences(*machines: Machine) -> None:
+    """A node is taken over only if its row says that its fence is on."""
+    for machine in machines:
+        eventually(lambda row=machine: row.row.fence_is_on, within=PATIENCE, what=f"the fence of {machine.name} is on")
+
+
+def wait_for_folders(*machines: Machine) -> None:
+    names = {folder.name for folder in machines[0].members_dir.iterdir()}
+    for machine in machines:
+        eventually(lambda row=machine: names <= set(row.row.folders), within=PATIENCE, what="its folders are noted")
+
+
+def two_nodes(make_node: Callable[[str], Machine], *members: str, broker_url: str = "") -> tuple[Machine, Machine]:
+    """Two nodes with the same members. The first one owns them all, because it was alone when it started."""
+    first, second = make_node("first"), make_node("second")
+    for machine in (first, second):
+        machine.broker_url = broker_url
+        for name in members:
+            machine.add(name, node={"state": "local"} if name == "local" else MOVABLE)
+    first.run()
+    for name in members:
+        wait_for_status(first, name, "connected")
+        assert owner_of(name) == "first"
+    second.run()
+    wait_for_fences(first, second)
+    wait_for_folders(first, second)
+    return first, second
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL has several nodes")
+def test_a_second_node_on_sqlite_is_refused_with_what_it_needs(make_node: Callable[[str], Machine]) -> None:
+    first, second = make_node("first"), make_node("second")
+    first.run()
+    refused = second.popen(GUARD)
+    assert refused.wait(PATIENCE) == 75
+    assert "node 'first'" in second.output()
+    assert "For a second node, set DATABASE_URL to a PostgreSQL database on all nodes" in second.output()
+    assert first.row.lease_id is not None
+
+
+@on_postgresql
+def test_a_node_with_another_secret_key_is_refused_and_the_others_run_on(
+    make_node: Callable[[str], Machine], tmp_path: Path
+) -> None:
+    first, second = make_node("first"), make_node("second")
+    first.run()
+    second.key = tmp_path / "other-key"
+    second.key.write_text("o" * 50)
+    refused = second.popen(GUARD)
+    assert refused.wait(PATIENCE) == 78
+    assert "This node has another secret key than the hall" in second.output()
+    assert "secret-key of node 'first'" in second.output()
+    assert first.row.lease_id is not None
+
+
+@on_postgresql
+def test_two_machines_with_the_same_name_are_told_to_use_two_names(make_node: Callable[[str], Machine]) -> None:
+    first, second = make_node("first"), make_node("second")
+    first.run()
+    second.name = "first"
+    refused = second.popen(GUARD)
+    assert refused.wait(PATIENCE) == 75
+    assert "give it another name with GUILD_HALL_NODE" in second.output()
+
+
+@on_postgresql
+def test_members_of_a_killed_node_run_elsewhere_except_those_with_local_state(
+    make_node: Callable[[str], Machine],
+) -> None:
+    first, second = two_nodes(make_node, "movable", "local")
+    running = queue("movable", "sleep", {"seconds": 60})
+    eventually(lambda: Call.objects.get(pk=running.pk).status == "running", within=PATIENCE)
+    first.kill()
+    waiting = queue("movable", "echo", {"text": "runs on the new owner"})
+    eventually(lambda: owner_of("movable") == "second", within=PATIENCE, what=f"second takes it:\n{second.output()}")
+    wait_for_status(second, "movable", "connected")
+    eventually(lambda: Call.objects.get(pk=waiting.pk).status == "succeeded", within=PATIENCE)
+    eventually(lambda: Call.objects.get(pk=running.pk).error_kind == "lost", within=PATIENCE)
+    assert owner_of("local") == "first"
+    first.run()
+    wait_for_status(first, "local", "connected")
+    assert call("local", "echo", {"text": "back"}).status == "succeeded"
+    assert owner_of("movable") == "second"
+
+
+class Copies:
+    """Counts the processes of a member again and again. `most` is the highest number."""
+
+    def __init__(self, hall: Hall, name: str) -> None:
+        self._hall, self._name = hall, name
+        self._end = threading.Event()
+        self.most = 0
+        self._thread = threading.Thread(target=self._count)
+        self._thread.start()
+
+    def _count(self) -> None:
+        while not self._end.is_set():
+            self.most = max(self.most, len(self._hall.tagged_processes(self._name)))
+        connection.close()
+
+    def end(self) -> int:
+        self._end.set()
+        self._thread.join()
+        return self.most
+
+
+@on_postgresql
+def test_a_member_of_a_node_that_is_stopped_never_runs_twice(make_node: Callable[[str], Machine]) -> None:
+    first, second = two_nodes(make_node, "movable")
+    old = psutil.Process(member("movable").pid)
+    worker = psutil.Process(first.worker_pid)
+    copies = Copies(first, "movable")
+    try:
+        worker.suspend()
+        wait_for_end_of([old, worker], within=PATIENCE)  # the guard ends them
+        eventually(lambda: owner_of("movable") == "second", within=PATIENCE, what=second.output())
+        wait_for_status(second, "movable", "connected")
+    finally:
+        most = copies.end()
+    assert most == 1
+    assert first.guard is not None
+    assert first.guard.wait(PATIENCE) == 74
+    first.run()
+    assert call("movable", "echo", {"text": "once"}).status == "succeeded"
+    assert owner_of("movable") == "second"
+
+
+@on_postgresql
+def test_a_drain_moves_all_members_and_no_queued_call_fails(make_node: Callable[[str], Machine]) -> None:
+    names = ("one", "two", "three")
+    first, _ = two_nodes(make_node, *names)
+    calls = [queue(name, "sleep", {"seconds": 0.5}) for name in names for _ in range(4)]
+    assert first.manage("drain_node", "first").returncode == 0
+    for name in names:
+        calls += [queue(name, "echo", {"text": "during the drain"}) for _ in range(4)]
+        eventually(lambda name=name: owner_of(name) == "second", within=2 * PATIENCE, what=first.output())
+    for queued in calls:
+        eventually(lambda pk=queued.pk: Call.objects.get(pk=pk).finished_at, within=PATIENCE)
+    assert {Call.objects.get(pk=queued.pk).status for queued in calls} == {"succeeded"}
+    assert len(first.tagged_processes()) == len(names)
+    assert first.row.lease_id is not None
+
+
+@on_postgresql
+def test_an_operator_moves_a_member_with_local_state_by_force(make_node: Callable[[str], Machine]) -> None:
+    first, second = two_nodes(make_node, "local")
+    refused = first.manage("move_member", "local", "second")
+    assert refused.returncode != 0
+    assert "local" in refused.stderr
+    assert first.manage("move_member", "local", "second", "--force").returncode == 0
+    eventually(lambda: owner_of("local") == "second", within=PATIENCE, what=first.output())
+    wait_for_status(second, "local", "connected")
+
+
+@pytest.fixture(params=["AMQP_URL", "REDIS_URL"])
+def broker_url(request: pytest.FixtureRequest, make_node: Callable[[str], Machine]) -> Iterator[str]:
+    url = needs_service(request.param)
+    yield url
+    if url.startswith("amqp"):
+        with Connection(url) as rabbitmq:
+            hall_exchange()(rabbitmq.default_channel).delete()
+
+
+QUEUE_CALLS = """
+from mcp_runtime.control.calls import queue_call, wait_for_call
+from mcp_runtime.calls.transitions import Requester
+for _ in range(9):
+    call = queue_call({name!r}, "echo", {{"text": "hi"}}, requester=Requester("command"))[0]
+    assert wait_for_call(call.pk, 20)
+"""
+
+
+def seconds_in_queue(machine: Machine, name: str) -> float:
+    """The upper quartile of calls that another process queues, each when the last one has ended.
+
+    A call that only the sweep finds waits for almost a second, if the last one began right after a sweep. The median
+    would not show that every second notification goes to the other node.
+    """
+    result = machine.manage("shell", "--no-imports", "-c", QUEUE_CALLS.format(name=name), timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "cannot be notified" not in result.stderr
+    waits = [row.started_at - row.queued_at for row in Call.objects.order_by("-pk")[:9] if row.started_at]
+    return statistics.quantiles([wait.total_seconds() for wait in waits], n=4)[2]
+
+
+@on_postgresql
+@pytest.mark.alone
+def test_a_call_starts_long_before_the_sweep_on_whichever_node_its_member_is(
+    make_node: Callable[[str], Machine], broker_url: str
+) -> None:
+    first, second = two_nodes(make_node, "one", "two", broker_url=broker_url)
+    assert first.manage("move_member", "two", "second").returncode == 0
+    eventually(lambda: owner_of("two") == "second", within=PATIENCE, what=first.output())
+    wait_for_status(second, "two", "connected")
+    take_alone()
+    for machine in (first, second):
+        for name in ("one", "two"):
+            assert seconds_in_queue(machine, name) < SWEEP_SECONDS / 2
+
+
+@on_postgresql
+def test_a_member_with_local_state_starts_elsewhere_when_its_node_is_removed(
+    make_node: Callable[[str], Machine],
+) -> None:
+    first, second = two_nodes(make_node, "local")
+    first.kill()
+    refusal = second.manage("remove_node", "first")
+    assert refusal.returncode != 0
+    assert "members with local state belong to it (1)" in refusal.stderr
+    assert second.manage("remove_node", "first", "--force").returncode == 0
+    eventually(lambda: owner_of("local") == "second", within=PATIENCE, what="the other node takes it")
+    wait_for_status(second, "local", "connected")
