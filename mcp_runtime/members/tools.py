@@ -58,7 +58,7 @@ def _fault(schema: Any) -> str:
     digest = hashlib.sha256(quick_json.encode(schema)).digest()
     if (fault := _faults_by_digest.get(digest)) is not None:
         return fault
-    # Imported here, because it takes 0.1 s of CPU, which the first members need for their start.
+    import_validation()
     from mcp_runtime.schemas import validation
 
     fault = validation.check_schema(schema)
@@ -67,3 +67,12 @@ def _fault(schema: Any) -> str:
             _faults_by_digest.clear()
         _faults_by_digest[digest] = fault
     return fault
+
+
+def import_validation() -> None:
+    """Import the validation. It is imported late, because it takes 0.1 s of CPU while members start.
+
+    All threads of a starting runtime import it here. Two threads that import parts of the same library in another order
+    may end in Python's `_DeadlockError`.
+    """
+    from mcp_runtime.schemas import validation  # noqa: F401

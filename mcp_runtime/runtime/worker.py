@@ -10,7 +10,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from mcp_runtime.system.console import replace_standard_streams
 from mcp_runtime.system.parent import signal_when_parent_dies
 
 if TYPE_CHECKING:
+    from mcp_runtime.http1.listeners import Sockets
     from roster.models import Node
 
 logger = logging.getLogger("guildhall.runtime")
@@ -80,18 +80,16 @@ def run() -> int:
 
 
 def import_the_rest() -> ModuleType:
-    """Import what only Celery's worker needs, and return its module. It takes 0.2 s of CPU, while members start.
+    """Import what only Celery's worker needs, and return its module. It takes 0.2 s of CPU, while members start."""
+    from mcp_runtime.members.tools import import_validation
 
-    The threads of the first members import `validation` too. Two threads that import a library by different modules of
-    it may end in Python's `_DeadlockError`. So both begin with the same module.
-    """
-    from mcp_runtime.schemas import validation  # noqa: F401, I001 - the first one
+    import_validation()  # before the tasks import it
     from mcp_runtime.runtime import bootstep, tasks  # noqa: F401 - Celery would import the tasks by their name
 
     return bootstep
 
 
-def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, list[socket.socket]]:
+def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, Sockets]:
     """Take the lease and bind the gateway's sockets. Waits until the database can be used, or for `stop_requested`.
 
     Raises LeaseError, AddressTakenError, SecretKeyError, and OperationalError.
@@ -111,7 +109,9 @@ def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, list[sock
     # first, because a runtime that cannot listen must not take the hall from a holder that may only be slow.
     patient(lambda: lease.await_heartbeat(logger.warning))
     last_holder = patient(lease.require_free)
-    sockets = listeners.take_inherited() or listeners.bind(settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT)
+    host, port, url = settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT, settings.GUILD_HALL_NODE_URL
+    for_clients = listeners.take_inherited() or listeners.bind(host, port)
+    sockets = listeners.Sockets(for_clients, listeners.bind_for_nodes(url) if url else [])
     # Do this while the row names the last holder. If this process is killed meanwhile, the next start repeats it.
     process.kill_left_behind(lease.hall().hall_id, last_holder.identity if last_holder else "")
     # From now on a stop must give the lease back. Until now the signal has ended the process at once.
