@@ -58,6 +58,14 @@ def env_path(name: str, default: Path) -> Path:
     return (Path.cwd() / Path(text).expanduser()).resolve() if text else default
 
 
+def env_file(name: str, *, required: bool = False) -> Path | None:
+    path = env_path(name, Path()) if os.environ.get(name, "").strip() else None
+    if (path is None and required) or (path is not None and not path.is_file()):
+        found = f"{path}: there is no such file" if path is not None else "GUILD_HALL_NODE_URL begins with https"
+        raise ImproperlyConfigured(f"{name}: {found}; give the path of a PEM file.")
+    return path
+
+
 def env_port_range(name: str) -> tuple[int, int]:
     lowest, highest = MANAGED_PORTS
     text = os.environ.get(name, "").strip() or f"{lowest}-{highest}"
@@ -82,6 +90,17 @@ def env_url(name: str, default: str, schemes: tuple[str, ...]) -> str:
         raise ImproperlyConfigured(f"{name}: not an address ({error}); give e.g. {scheme}://host:1234/name.") from None
     if text and parts.scheme not in schemes:
         raise ImproperlyConfigured(f"{name}: the address must begin with {' or '.join(s + '://' for s in schemes)}.")
+    return text
+
+
+def env_node_url(name: str) -> str:
+    """Read the address of the listener for other nodes. It has no path, because all of it is the gateway's."""
+    text = os.environ.get(name, "").strip().removesuffix("/")
+    match = re.fullmatch(r"(https?)://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", text)
+    if text and not (match and 0 < int(match[3]) <= 65535):
+        raise ImproperlyConfigured(
+            f"{name}={text!r}: give http:// or https://, a host and a port, e.g. http://10.0.0.5:8200."
+        )
     return text
 
 
@@ -190,6 +209,10 @@ GUILD_HALL_DATA_DIR = private_folder(env_path("GUILD_HALL_DATA_DIR", BASE_DIR / 
 GUILD_HALL_NODE = env_name("GUILD_HALL_NODE", "main")
 # A member whose manifest names labels runs only on a node that has all of them.
 GUILD_HALL_NODE_LABELS = env_labels("GUILD_HALL_NODE_LABELS")
+# Where other nodes reach the gateway of this one, and the files with its certificate and with those it trusts.
+GUILD_HALL_NODE_URL = env_node_url("GUILD_HALL_NODE_URL")
+GUILD_HALL_NODE_CERTIFICATE = env_file("GUILD_HALL_NODE_CERTIFICATE", required=GUILD_HALL_NODE_URL.startswith("https:"))
+GUILD_HALL_NODE_CA = env_file("GUILD_HALL_NODE_CA")
 # Calls that may run at the same time on this node. Threads are started when needed.
 GUILD_HALL_CONCURRENCY = env_int("GUILD_HALL_CONCURRENCY", 256, 1, 4096)
 # Members that may be starting at the same time.

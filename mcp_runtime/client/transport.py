@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import certifi
@@ -229,14 +230,14 @@ class _DeadlineTlsSocket(_DeadlineSocket, ssl.SSLSocket):
         socket.socket.shutdown(self, how)
 
 
-def tls_context() -> ssl.SSLContext:
+def tls_context(ca: Path | None = None) -> ssl.SSLContext:
     """Return a context that verifies certificates.
 
-    It trusts the certificates that the environment names. If the environment names none, it trusts those of the system
-    and of certifi.
+    It trusts those in the file `ca`. Without it, it trusts those that the environment names. If the environment names
+    none, it trusts those of the system and of certifi. Raises OSError if the file cannot be used.
     """
-    context = ssl.create_default_context()
-    if not (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
+    context = ssl.create_default_context(cafile=ca)
+    if ca is None and not (os.environ.get("SSL_CERT_FILE") or os.environ.get("SSL_CERT_DIR")):
         context.load_verify_locations(certifi.where())
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.sslsocket_class = _DeadlineTlsSocket

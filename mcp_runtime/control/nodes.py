@@ -90,6 +90,7 @@ class NodeReport:
     host: str
     pid: int | None
     version: str
+    url: str
     capacity: int | None  # calls that can run at the same time
     labels: list[str]
     is_draining: bool
@@ -134,6 +135,7 @@ def report(node: Any) -> NodeReport:
         host=node.host,
         pid=node.pid if is_alive else None,
         version=node.version,
+        url=node.url,
         capacity=node.capacity,
         labels=list(node.labels),
         is_draining=node.is_draining,

@@ -8,10 +8,12 @@
 A module imports only modules that stand further down in this list. A request takes the same way:
 
     server                  the thread and the event loop of the gateway; creates all other objects
+    hop_entry               requests that other nodes forward, on a socket of their own
     app                     access control; chooses what serves a message
     legacy, modern          clients with sessions; clients of MCP 2026-07-28
     session_streams         GET requests of clients with sessions: notifications, and streams to resume
     responder               the response to one request, as JSON or as a stream
+    forwarding              forwards requests for members of other nodes, and relays the replies
     endpoints               the handlers of all methods; each tool call goes into the call log
     streams                 streams of notifications; streams that wait for a client that lost them
     extras_loader           loads prompts and resources from each member
@@ -22,10 +24,11 @@ A module imports only modules that stand further down in this list. A request ta
     replies, eras           HTTP replies; the differences between the two eras of MCP
     failures                error messages for requests that get no response
     messages                a client, its session, its request and the reply
+    hop, peers, hop_seals   requests to other nodes; the nodes that run now; the proof that a request is from a node
     call_log, tasks         writes calls to the database; limits each task of a member to the token that created it
     call_rows               inserts calls as rows
     auth, programs          principals by token; the client programs that used each token
     catalog, outbox         the catalog in memory; the messages that wait on one open stream
     envelope, seals         reads only the outermost object of a message; ids that only one client can use
-    session_file            stores on disk what the ids of sessions do not contain
+    session_rows            stores what the ids of sessions do not contain
 """

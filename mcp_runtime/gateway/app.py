@@ -11,6 +11,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from urllib.parse import parse_qs
 
@@ -18,6 +19,7 @@ from mcp_runtime.gateway import catalog, eras
 from mcp_runtime.gateway.auth import Principals
 from mcp_runtime.gateway.catalog import Place, Selection
 from mcp_runtime.gateway.client_sessions import Sessions
+from mcp_runtime.gateway.hop import MISDIRECTED
 from mcp_runtime.gateway.intake import Intake, message_id_of, read_body
 from mcp_runtime.gateway.legacy import SessionClients
 from mcp_runtime.gateway.members import Members
@@ -79,9 +81,10 @@ class App:
         serve = legacy.get, self._post, legacy.delete
         self._verbs = dict(zip(VERBS, serve, strict=True))
 
-    async def __call__(self, exchange: HttpExchange) -> None:
+    async def __call__(self, exchange: HttpExchange, *, is_forwarded: bool = False) -> None:
+        """Answer a request, which another node may have forwarded."""
         try:
-            await self._serve(exchange)
+            await self._serve(exchange, is_forwarded)
         except Refusal as refusal:
             exchange.reply(refusal.status, refusal.body, (*JSON_HEADERS, *refusal.headers))
         except ClientDisconnectedError:
@@ -92,10 +95,10 @@ class App:
                 error = jsonrpc.error_response(None, INTERNAL_ERROR, "Internal error: see the log of the runtime")
                 exchange.reply(500, jsonrpc.encode(error), JSON_HEADERS)
 
-    async def _serve(self, exchange: HttpExchange) -> None:
+    async def _serve(self, exchange: HttpExchange, is_forwarded: bool) -> None:
         headers = exchange.headers
         host, origin, site = (eras.text_of(headers, name) for name in ("host", "origin", "sec-fetch-site"))
-        if fault := self._origins.fault(host or "", origin, site):
+        if not is_forwarded and (fault := self._origins.fault(host or "", origin, site)):
             raise Refusal(403, MethodError(INVALID_REQUEST, fault))
         match = _PATH.fullmatch(exchange.path)
         if match is None:
@@ -108,6 +111,8 @@ class App:
         exchange.owner = principal.owner
         await self._rounds.turn(principal.owner)
         place = await self._place(match, exchange.query, principal)
+        if is_forwarded:
+            place = replace(place, is_forwarded=True)
         if exchange.verb not in VERBS:
             allow = [(b"allow", ", ".join(VERBS).encode())]
             raise Refusal(405, MethodError(INVALID_REQUEST, f"this address has no {exchange.verb}"), headers=allow)
@@ -158,20 +163,24 @@ class App:
         if exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower() != b"application/json":
             raise Refusal(415, MethodError(INVALID_REQUEST, "send Content-Type: application/json"))
         if self._is_stopping():
+            if place.is_forwarded:
+                raise Refusal(MISDIRECTED, MethodError(INTERNAL_ERROR, "the runtime is stopping"))
             retry = [(b"retry-after", b"2")]
             raise Refusal(
                 503, MethodError(INTERNAL_ERROR, "the runtime is stopping; try again in a moment"), headers=retry
             )
         with self._intake.body_budget(principal.owner) as reserve:
             size, message = await self._intake.read_message(principal.owner, exchange, reserve)
-            with self._intake.count_message(principal, message):
+            # A node counts the messages that its own clients send to it.
+            counted = contextlib.nullcontext() if place.is_forwarded else self._intake.count_message(principal, message)
+            with counted:
                 await self._message(Post(place, principal, exchange, size, message))
 
     async def _message(self, post: Post) -> None:
         message = post.message
         version = eras.text_of(post.headers, mcp.VERSION_HEADER) or ""
         session_id = eras.text_of(post.headers, mcp.SESSION_HEADER)
-        session = self._sessions.find(session_id, post.principal, post.place.path) if session_id else None
+        session = await self._sessions.find(session_id, post.principal, post.place.path) if session_id else None
         if session is None and eras.is_modern(message, version):
             await self._modern.request(post)
         elif session is None and isinstance(message, dict) and message.get("method") == "initialize":

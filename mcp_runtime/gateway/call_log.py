@@ -100,6 +100,13 @@ class FinishedCall:
         """End a call that was not sent to the member."""
         self._end(replace(Outcome.failed(error.kind, str(error)), error_code=error.code))
 
+    def record_failure(self, error: ClientError | MethodError) -> None:
+        """End a call that failed on its way to another node."""
+        if isinstance(error, MethodError):
+            self.record_refusal(error)
+        else:
+            self.record_error(error)
+
     def record_abandonment(self, *, timed_out: bool) -> None:
         """End a call that was sent, but timed out or was cancelled."""
         if timed_out:

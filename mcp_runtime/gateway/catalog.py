@@ -138,11 +138,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class Place:
-    """The address of a message. `member` is set at a member's own path. Sessions are bound to `path`."""
+    """The address of a message. `member` is set at a member's own path. Sessions are bound to `path`.
+
+    `is_forwarded` says that another node forwarded the message. Then it is only about the members of this node.
+    """
 
     path: str
     selection: Selection
     member: str | None = None
+    is_forwarded: bool = False
 
 
 ListKey = tuple[str, int, Selection]  # kind, `id()` of the principal, selection

@@ -1,13 +1,14 @@
 """Sessions of clients that use a handshake version of MCP.
 
 The id of a session contains its version, capabilities and owner, signed. So a session survives a restart of the
-runtime, which many clients would take for the end of the session. The id does not contain which sessions were ended,
-log levels and subscriptions. These are stored separately, by the digest of the id, because clients send them only once.
-Everything else in memory can be created again.
+runtime, and is valid at every node. The id does not contain which sessions were ended, log levels and subscriptions.
+These are in rows, by the digest of the id, because clients send them only once. Everything else in memory can be
+created again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -17,18 +18,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from datetime import timedelta
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from django.core import signing
+from django.db import Error
 
+from mcp_runtime.gateway import session_rows
 from mcp_runtime.gateway.messages import MAX_SESSION_STATE, ClientSession
 from mcp_runtime.gateway.programs import NAMELESS, Program
+from mcp_runtime.gateway.session_rows import SavedState
+from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security import limits
 from mcp_runtime.security.access import Principal
 
 logger = logging.getLogger("guildhall.gateway")
 
-MAX_ENDED_SESSIONS = 10_000
+T = TypeVar("T")
+
+MAX_ENDED_SESSIONS = 10_000  # in memory
 MAX_AGE = timedelta(days=7)
 SALT = "guildhall.gateway.session"
 
@@ -39,8 +46,6 @@ class Sessions:
     def __init__(self, on_drop: Callable[[ClientSession], None]) -> None:
         self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
         self._ended_digests: OrderedDict[str, None] = OrderedDict()  # by digest
-        # Of sessions that are not in memory, by digest.
-        self._extra_states: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._on_drop = on_drop
 
     def begin(
@@ -62,52 +67,77 @@ class Sessions:
         self._store(session)
         return session
 
-    def find(self, session_id: str, principal: Principal, path: str) -> ClientSession | None:
+    async def find(self, session_id: str, principal: Principal, path: str) -> ClientSession | None:
         """Return the session if this client started it at this path and it has not ended."""
-        session = self._sessions.get(session_id) or self._restore_from_id(session_id)
+        session = self._sessions.get(session_id)
+        if session is None and (session := self._read_id(session_id)) is not None:
+            session = await self._restore(session)
         if session is None or session.path != path or session.owner != (principal.user_id, principal.token_id):
             return None
         self._sessions.move_to_end(session_id)
         return session
 
-    def end(self, session: ClientSession) -> None:
+    async def end(self, session: ClientSession) -> None:
+        digest = _digest(session.id)
+        self._end(session)
+        await self._attempt(lambda: session_rows.end(digest))
+
+    def _end(self, session: ClientSession) -> None:
         if self._sessions.pop(session.id, None) is not None:
             self._drop(session)
         self._ended_digests[_digest(session.id)] = None
         while len(self._ended_digests) > MAX_ENDED_SESSIONS:
             self._ended_digests.popitem(last=False)
 
-    def extra_states(self) -> dict[str, Any]:
-        """Return what `restore` needs in the next runtime, for JSON."""
-        in_memory = {
-            _digest(session.id): state for session in self._sessions.values() if (state := session.extra_state())
-        }
-        return {"ended": list(self._ended_digests), "states": {**self._extra_states, **in_memory}}
+    async def end_those_ended_elsewhere(self) -> None:
+        """End the sessions in memory that clients have ended at other nodes in the last seconds."""
+        ended_digests = await self._attempt(session_rows.ended_lately) or set()
+        for session in list(self._sessions.values()) if ended_digests else ():
+            if _digest(session.id) in ended_digests:
+                self._end(session)
 
-    def restore(self, states: dict[str, Any]) -> None:
-        """Restore the result of `extra_states`.
+    async def save(self, session: ClientSession) -> None:
+        """Store what has changed since the session was loaded or saved here."""
+        before, now = session.saved_state, session.state()
+        changed_members = {name for name in {*before.uris, *now.uris} if before.uris.get(name) != now.uris.get(name)}
+        log_level = now.log_level if now.log_level != before.log_level else None
+        if log_level is None and not changed_members:
+            return
+        uris = {name: now.uris.get(name, frozenset()) for name in changed_members}
+        digest = _digest(session.id)
+        session.saved_state = now
+        await self._attempt(lambda: session_rows.save(digest, log_level, uris))
 
-        Raise LookupError, TypeError, ValueError or AttributeError for anything else.
-        """
-        for digest, state in states["states"].items():
-            uris = {member: [str(uri) for uri in uris] for member, uris in state.get("uris", {}).items()}
-            self._extra_states[digest] = {"level": str(state.get("level", "")), "uris": uris}
-        self._ended_digests.update((str(digest), None) for digest in states["ended"])
+    @staticmethod
+    async def _attempt(work: Callable[[], T]) -> T | None:
+        """Return the result of `work` on rows. Without the database, sessions continue with what is in memory."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
+        except Error as error:
+            logger.warning("the state of a session cannot be read or written (%s)", str(error).strip())
+            return None
 
-    def _restore_from_id(self, session_id: str) -> ClientSession | None:
-        """Create a session from its id. It is from an earlier runtime, or was removed from memory."""
-        digest = _digest(session_id)
-        if digest in self._ended_digests:
+    def _read_id(self, session_id: str) -> ClientSession | None:
+        """Create a session from its id. It is from an earlier runtime, or from another node, or left the memory."""
+        if _digest(session_id) in self._ended_digests:
             return None
         try:
             payload = signing.loads(session_id, salt=SALT, max_age=MAX_AGE)
         except signing.BadSignature:
             return None
         program = Program(*payload.get("i", ()))  # ids of earlier versions have none
-        session = ClientSession(session_id, tuple(payload["o"]), payload["p"], payload["v"], payload["c"], program)
-        extra_state = self._extra_states.pop(digest, {})
-        session.log_level = extra_state.get("level", "")
-        session.subscriptions = {member: set(uris) for member, uris in extra_state.get("uris", {}).items()}
+        return ClientSession(session_id, tuple(payload["o"]), payload["p"], payload["v"], payload["c"], program)
+
+    async def _restore(self, session: ClientSession) -> ClientSession | None:
+        """Return the session with its state from the row, or None if it has ended."""
+        digest = _digest(session.id)
+        state = await self._attempt(lambda: session_rows.load(digest)) or SavedState()
+        if (restored := self._sessions.get(session.id)) is not None:
+            return restored  # another request was faster
+        if state.is_ended or digest in self._ended_digests:
+            return None
+        session.saved_state, session.log_level = state, state.log_level
+        session.subscriptions = {member: set(uris) for member, uris in state.uris.items()}
         self._store(session)
         return session
 
@@ -133,10 +163,6 @@ class Sessions:
         for idle_session in islice(idle, max(len(candidates) - most, 0)):
             del self._sessions[idle_session.id]
             self._drop(idle_session)
-            if state := idle_session.extra_state():
-                self._extra_states[_digest(idle_session.id)] = state
-                while len(self._extra_states) > limits.MAX_SESSIONS:
-                    self._extra_states.popitem(last=False)
 
     def _drop(self, session: ClientSession) -> None:
         if session.outbox is not None:

@@ -11,6 +11,7 @@ from mcp_runtime.gateway.catalog import Place
 from mcp_runtime.gateway.client_sessions import Sessions
 from mcp_runtime.gateway.endpoints.introductions import Introductions
 from mcp_runtime.gateway.endpoints.params import SUBSCRIBING
+from mcp_runtime.gateway.forwarding import Forwarding
 from mcp_runtime.gateway.intake import Intake
 from mcp_runtime.gateway.messages import CANCEL_GRACE, Client, ClientSession, Deadline, Request
 from mcp_runtime.gateway.posts import Post, check_capabilities, checked_id, params_of
@@ -39,6 +40,7 @@ class SessionClients:
         upstream_sessions: UpstreamSessions,
         responder: Responder,
         streams: SessionStreams,
+        forwarding: Forwarding,
     ) -> None:
         self._intake = intake
         self._sessions = sessions
@@ -46,6 +48,7 @@ class SessionClients:
         self._upstream_sessions = upstream_sessions
         self._responder = responder
         self._streams = streams
+        self._forwarding = forwarding
 
     async def initialize(self, post: Post) -> None:
         message_id, params = checked_id(post.message), post.message.get("params")
@@ -72,10 +75,12 @@ class SessionClients:
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             raise Refusal(400, MethodError(INVALID_REQUEST, "not a JSON-RPC 2.0 message"))
         if not isinstance(message.get("method"), str):
-            await self._receive_answer(session, message)
+            await self._receive_answer(post, session, message)
             post.exchange.reply(202)
         elif "id" not in message:
             await self._receive_notification(place, client, session, message)
+            if not place.is_forwarded and message["method"] != "notifications/initialized":
+                await self._forwarding.tell_others("POST", post.exchange, message)
             post.exchange.reply(202)
         else:
             message_id, size = checked_id(message), post.size
@@ -83,17 +88,23 @@ class SessionClients:
             with self._responder.running(session, request):
                 await self._responder.reply(post, request)
             if request.method in SUBSCRIBING:
+                await self._sessions.save(session)
                 self._streams.subscriptions_changed(place, client, session)
+            elif request.method == "logging/setLevel" and not place.is_forwarded:
+                await self._sessions.save(session)
+                await self._forwarding.tell_others("POST", post.exchange, message)
 
-    @staticmethod
-    async def _receive_answer(session: ClientSession, message: dict[str, Any]) -> None:
+    async def _receive_answer(self, post: Post, session: ClientSession, message: dict[str, Any]) -> None:
         """Pass a client's answer on to the member that asked the question."""
         if "result" not in message and "error" not in message:
             raise Refusal(400, MethodError(INVALID_REQUEST, "neither a method, nor a result, nor an error"))
         _without_related_task(object_of(message.get("result")))
         message_id = message.get("id")
         question = session.questions.pop(message_id, None) if isinstance(message_id, str) else None
-        if question is not None:  # otherwise nobody asked, or the question has expired
+        if question is None:  # a member of another node asked, or nobody, or the question has expired
+            if not post.place.is_forwarded:
+                await self._forwarding.tell_others("POST", post.exchange, message)
+        else:
             await question.answer({key: message[key] for key in ("jsonrpc", "result", "error") if key in message})
 
     async def _receive_notification(
@@ -138,9 +149,10 @@ class SessionClients:
                 if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
                     raise Refusal(400, MethodError(INVALID_REQUEST, "not a JSON-RPC 2.0 message"))
                 if not isinstance(message.get("method"), str):
-                    await self._receive_answer(session, message)
+                    await self._receive_answer(post, session, message)
                 elif "id" not in message:
                     await self._receive_notification(post.place, client, session, message)
+                    await self._forwarding.tell_others("POST", post.exchange, message)
                 else:
                     message_id, size = checked_id(message), post.size // len(messages)
                     params, path = params_of(message), post.place.path
@@ -149,7 +161,7 @@ class SessionClients:
                         self._intake.count_message(client.principal, message),
                         self._responder.running(session, request),
                     ):
-                        return (await self._responder.final(post.place, request)).body
+                        return (await self._responder.final(post, request, message)).body
             except Refusal as refusal:
                 return refusal.body
             return None
@@ -161,19 +173,21 @@ class SessionClients:
 
     async def get(self, place: Place, principal: Principal, exchange: HttpExchange) -> None:
         """Send notifications and questions, or with Last-Event-ID the rest of a stream."""
-        await self._streams.get(place, principal, self._session(place, principal, exchange), exchange)
+        await self._streams.get(place, principal, await self._session(place, principal, exchange), exchange)
 
     async def delete(self, place: Place, principal: Principal, exchange: HttpExchange) -> None:
-        self._sessions.end(self._session(place, principal, exchange))
+        await self._sessions.end(await self._session(place, principal, exchange))
+        if not place.is_forwarded:
+            await self._forwarding.tell_others("DELETE", exchange)
         exchange.reply(204)
 
-    def _session(self, place: Place, principal: Principal, exchange: HttpExchange) -> ClientSession:
+    async def _session(self, place: Place, principal: Principal, exchange: HttpExchange) -> ClientSession:
         verb, session_id = exchange.verb, eras.text_of(exchange.headers, mcp.SESSION_HEADER)
         if not session_id:
             allow = [(b"allow", b"POST")]
             error = MethodError(INVALID_REQUEST, f"{verb} needs the id of a session")
             raise Refusal(405, error, headers=allow)
-        session = self._sessions.find(session_id, principal, place.path)
+        session = await self._sessions.find(session_id, principal, place.path)
         if session is None:
             raise Refusal(404, MethodError(INVALID_REQUEST, "session not found: send initialize to begin a new one"))
         return session

@@ -17,6 +17,7 @@ from django.db import Error
 from mcp_runtime.gateway import catalog, failures
 from mcp_runtime.gateway.catalog import Extras, OfferedMember, Roster
 from mcp_runtime.gateway.messages import Request
+from mcp_runtime.gateway.peers import LOOK_SECONDS, ElsewhereError, Peer, Peers, owner_of
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import LiveMember
@@ -37,9 +38,11 @@ AVAILABILITY_SECONDS = 0.2  # between two checks whether a member can still beco
 class Members:
     """`roster` is replaced when the database has changed. Then `on_reload` is awaited."""
 
-    def __init__(self, lifecycle: Lifecycle, availability: Availability) -> None:
+    def __init__(self, lifecycle: Lifecycle, availability: Availability, peers: Peers) -> None:
         self._lifecycle = lifecycle
         self._availability = availability
+        self.peers = peers
+        self._owners: dict[int, tuple[float, Peer]] = {}  # by member: until when this is believed, and the other node
         self._extras: dict[str, Extras] = {}
         self._next_reload_at = 0.0
         self._stale = asyncio.Event()
@@ -121,8 +124,9 @@ class Members:
     async def wait_until_connected(self, member: OfferedMember, request: Request) -> LiveMember:
         """Return its process as soon as it is connected. Start it if necessary (REQ-MCP-HTTP-19).
 
-        Raise MethodError as soon as waiting is useless.
+        Raise MethodError as soon as waiting is useless, and ElsewhereError if another node owns the member.
         """
+        self._require_own(member)
         started_at, seconds = time.monotonic(), request.deadline.seconds
         request.unsent_reason = base_reason = f"it was not connected within {seconds:g} s"
         look = partial(self._no_use_waiting, member.pk, started_at, started_at + seconds)
@@ -130,7 +134,10 @@ class Members:
             event = self._changes.setdefault(member.pk, asyncio.Event())
             if (live_member := self.connected_member(member)) is not None:
                 return live_member
-            reason, last_reason = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
+            peer, reason, last_reason = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
+            if peer is not None:
+                self._note_owner(member, peer)
+                self._require_own(member)
             if reason:
                 raise failures.unavailable(member.name, reason)
             request.unsent_reason = base_reason + (f": {last_reason}" if last_reason else "")
@@ -138,11 +145,45 @@ class Members:
                 async with asyncio.timeout(AVAILABILITY_SECONDS):
                     await event.wait()
 
-    def _no_use_waiting(self, member_id: int, started_at: float, deadline: float) -> tuple[str, str]:
-        """Return why waiting is useless, and why the member failed if it is in ERROR. Both texts may be empty."""
+    def _no_use_waiting(self, member_id: int, started_at: float, deadline: float) -> tuple[Peer | None, str, str]:
+        """Return the other node that owns the member, or why waiting is useless, and why a member in ERROR failed.
+
+        Both texts may be empty.
+        """
         self._availability.ask_for_start(member_id)
         row = GuildMember.objects.get(pk=member_id)
-        if node := self._availability.other_node(row):
-            return f"it runs on node {node!r}. Use the gateway of that node, or queue the call", ""
+        if (peer := owner_of(row, self._lifecycle.lease_id)) is not None:
+            return peer, "", ""
         last_reason = row.last_reason if row.status == GuildMember.Status.ERROR else ""
-        return self._availability.no_use_waiting(row, started_at, deadline), last_reason
+        return None, self._availability.no_use_waiting(row, started_at, deadline), last_reason
+
+    # Other nodes --------------------------------------------------------------------------------------------------
+
+    async def require_own(self, member: OfferedMember) -> None:
+        """Raise ElsewhereError if another node owns the member. A hall with one node knows that without a look."""
+        if not self.peers.are_several or self.connected_member(member) is not None:
+            return
+        self._require_own(member)
+
+        def look() -> Peer | None:
+            return owner_of(GuildMember.objects.get(pk=member.pk), self._lifecycle.lease_id)
+
+        if (peer := await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)) is not None:
+            self._note_owner(member, peer)
+            self._require_own(member)
+
+    def _require_own(self, member: OfferedMember) -> None:
+        believed_until, peer = self._owners.get(member.pk, (0.0, None))
+        if peer is None:
+            return
+        if believed_until < asyncio.get_running_loop().time():
+            del self._owners[member.pk]
+        else:
+            raise ElsewhereError(member.pk, member.name, peer)
+
+    def _note_owner(self, member: OfferedMember, peer: Peer) -> None:
+        self._owners[member.pk] = asyncio.get_running_loop().time() + LOOK_SECONDS, peer
+
+    def forget_owner(self, member_id: int) -> None:
+        """Look into the rows again for the next request to the member."""
+        self._owners.pop(member_id, None)

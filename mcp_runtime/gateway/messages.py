@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from mcp_runtime.client.client import REQUEST_TIMEOUT
 from mcp_runtime.gateway.outbox import Outbox
 from mcp_runtime.gateway.programs import NAMELESS, Program
+from mcp_runtime.gateway.session_rows import SavedState
 from mcp_runtime.gateway.tasks import Task
 from mcp_runtime.protocol.mcp import Place
 from mcp_runtime.security import limits
@@ -203,13 +204,14 @@ class ClientSession:
     renamed: dict[Any, tuple[Any, Callable[[bytes], bytes] | None]] = field(default_factory=dict)
     outbox: Outbox | None = None
     subscriptions: dict[str, set[str]] = field(default_factory=dict)  # member name -> URIs of its resources
+    saved_state: SavedState = field(default_factory=SavedState)  # in the row, as far as this node knows
 
-    def extra_state(self) -> dict[str, Any]:
-        """Return what the id of the session does not contain, for JSON. The size is limited."""
-        uris = {member: sorted(uris) for member, uris in self.subscriptions.items() if uris}
+    def state(self) -> SavedState:
+        """Return what the id of the session does not contain. The size is limited."""
+        uris = {member: frozenset(uris) for member, uris in self.subscriptions.items() if uris}
         if sum(len(uri) for of_member in uris.values() for uri in of_member) > MAX_SESSION_STATE:
             uris = {}
-        return ({"level": self.log_level} if self.log_level else {}) | ({"uris": uris} if uris else {})
+        return SavedState(log_level=self.log_level, uris=uris)
 
     def subscribe(self, member: str, uri: str) -> None:
         """Store a subscription, so that it can be repeated for the member's next process. `uri` is the member's own."""

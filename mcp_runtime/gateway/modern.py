@@ -78,6 +78,6 @@ class ModernClients:
         end = jsonrpc.result_response(request.id, {"resultType": "complete", "_meta": tag})
         with post.exchange:
             stream = await open_stream(
-                self._client_streams, post.place, request.client, post.exchange, subscriptions, request.id
+                self._client_streams, post.place, request.client, post.exchange, subscriptions, post.message
             )
             await send_stream(stream, post.exchange, first=jsonrpc.encode(acknowledgement), last=jsonrpc.encode(end))

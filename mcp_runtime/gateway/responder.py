@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from mcp_runtime.gateway import eras, failures
 from mcp_runtime.gateway.catalog import Place
 from mcp_runtime.gateway.endpoints.routing import Endpoints
+from mcp_runtime.gateway.forwarding import Forwarding, refuse_forwarded
 from mcp_runtime.gateway.messages import Answer, ClientSession, Event, Request, Stream
+from mcp_runtime.gateway.peers import ElsewhereError
 from mcp_runtime.gateway.posts import Post
 from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, encoded
 from mcp_runtime.gateway.streams.resumable import ResumableStreams, TakenOverError
@@ -21,9 +24,10 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 class Responder:
     """Answers requests over HTTP. If the client disconnects, its request is cancelled, unless it can be resumed."""
 
-    def __init__(self, endpoints: Endpoints, resumable: ResumableStreams) -> None:
+    def __init__(self, endpoints: Endpoints, resumable: ResumableStreams, forwarding: Forwarding) -> None:
         self._endpoints = endpoints
         self._resumable = resumable
+        self._forwarding = forwarding
 
     @contextlib.contextmanager
     def running(self, session: ClientSession, request: Request) -> Iterator[None]:
@@ -36,11 +40,29 @@ class Responder:
                 del session.running[request.id]
 
     async def reply(self, post: Post, request: Request) -> None:
-        """Answer one request. Cancel it if the client disconnects."""
+        """Answer one request, here or by the node that owns its member. Cancel it if the client disconnects."""
+        params = request.params
+        while True:
+            try:
+                await self._reply(post, request)
+                return
+            except ElsewhereError as error:
+                if post.place.is_forwarded:
+                    raise refuse_forwarded(error) from error
+                try:
+                    if await self._forwarding.reply(post, request, error):
+                        return
+                except MethodError as refusal:
+                    await Outgoing(post.exchange).end(_error_reply(request, refusal))
+                    return
+            request.params = params
+            request.deadline.renew()
+
+    async def _reply(self, post: Post, request: Request) -> None:
         out, answer = Outgoing(post.exchange), None
         if not post.takes_stream:
             with post.exchange:
-                answer = await self.final(post.place, request)
+                answer = await self._final(post.place, request)
             await out.end(answer)
             return
         try:
@@ -52,7 +74,23 @@ class Responder:
             answer = _error_reply(request, error)
         await out.end(answer)
 
-    async def final(self, place: Place, request: Request) -> Answer:
+    async def final(self, post: Post, request: Request, message: Any) -> Answer:
+        """Return only the response to one message of a batch."""
+        params = request.params
+        while True:
+            try:
+                return await self._final(post.place, request)
+            except ElsewhereError as error:
+                try:
+                    answer = await self._forwarding.answer(post, request, message, error)
+                except MethodError as refusal:
+                    return _error_reply(request, refusal)
+                if answer is not None:
+                    return answer
+            request.params = params
+            request.deadline.renew()
+
+    async def _final(self, place: Place, request: Request) -> Answer:
         """Return only the response, for a client that does not accept a stream."""
         request.takes_stream = False
         try:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from django.db import Error, connection
 
-from mcp_runtime.gateway import session_file
 from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.auth import AccessWatch, Principals
 from mcp_runtime.gateway.call_log import Recorder
@@ -28,11 +28,16 @@ from mcp_runtime.gateway.endpoints.roster import RosterEndpoints
 from mcp_runtime.gateway.endpoints.routing import Endpoints
 from mcp_runtime.gateway.endpoints.tools import ToolCalls
 from mcp_runtime.gateway.extras_loader import ExtrasLoader
+from mcp_runtime.gateway.forwarding import Forwarding
+from mcp_runtime.gateway.hop import Hop
+from mcp_runtime.gateway.hop_entry import HopEntry
+from mcp_runtime.gateway.hop_seals import Seals
 from mcp_runtime.gateway.intake import Intake
 from mcp_runtime.gateway.legacy import SessionClients
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import ClientSession
 from mcp_runtime.gateway.modern import ModernClients
+from mcp_runtime.gateway.peers import Peer, Peers
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.session_streams import SessionStreams
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
@@ -43,6 +48,7 @@ from mcp_runtime.gateway.upstream.questions import Questions
 from mcp_runtime.gateway.upstream.relay import Relay
 from mcp_runtime.gateway.upstream.routes import Upstream
 from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
+from mcp_runtime.http1.listeners import Sockets
 from mcp_runtime.http1.server import HttpServer
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
@@ -54,7 +60,7 @@ START_SECONDS = 10.0
 STOP_SECONDS = 1.0
 # For clients that are just sending: they get a response, and the notice that the connection closes.
 STOP_LISTENING_SECONDS = 0.1
-SESSIONS_SECONDS = 5.0  # between two checks whether the extra state of sessions has changed
+SESSIONS_SECONDS = 1.0  # between two looks at the sessions that ended at other nodes
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,10 @@ class Options:
     trusted_origins: list[str]
     max_bytes: int
     record_bytes: int
-    data_dir: Path
+    hop_key: bytes = b""  # for requests between nodes
+    plain_http_hosts: list[str] = field(default_factory=list)
+    certificate: Path | None = None  # with its key, for the socket on which other nodes connect
+    ca: Path | None = None  # trusted by this node when it connects to others
 
 
 class Gateway:
@@ -75,7 +84,7 @@ class Gateway:
         self,
         *,
         lifecycle: Lifecycle,
-        sockets: list[socket.socket],
+        sockets: Sockets,
         options: Options,
         wake_supervisor: Callable[[], None],
     ) -> None:
@@ -145,19 +154,24 @@ class Gateway:
 
     async def _stop_accepting(self) -> None:
         self._server.stop_listening()
+        self._hop_server.stop_listening()
         await asyncio.sleep(STOP_LISTENING_SECONDS)
         self._server.close_idle()
+        self._hop_server.close_idle()
 
     async def _serve(self) -> None:
         upstream = Upstream(self._lifecycle, max_bytes=self._options.max_bytes)
         upstream_sessions = UpstreamSessions(upstream)
-        self._members = members = Members(self._lifecycle, Availability(self._lifecycle, self._wake_supervisor))
+        options, own_lease = self._options, self._lifecycle.lease_id
+        self._peers = peers = Peers(own_lease)
+        self._hop = hop = Hop(own_lease, options.hop_key, options.plain_http_hosts, options.ca)
+        self._members = members = Members(self._lifecycle, Availability(self._lifecycle, self._wake_supervisor), peers)
         modern, questions = ModernMembers(upstream, upstream_sessions), Questions(upstream, upstream_sessions)
         relay = Relay(
             upstream, upstream_sessions, members, modern, AnswerStreams(upstream, upstream_sessions, questions)
         )
         self._extras_loader = ExtrasLoader(self._lifecycle, upstream, relay, members)
-        self._client_streams = ClientStreams(upstream, upstream_sessions, modern, questions, members)
+        self._client_streams = ClientStreams(upstream, upstream_sessions, modern, questions, members, hop)
         self._resumable = resumable = ResumableStreams()
 
         def on_session_drop(session: ClientSession) -> None:
@@ -165,28 +179,33 @@ class Gateway:
             upstream_sessions.close_sessions_of(session)
 
         self._sessions = Sessions(on_session_drop)
-        self._restore_sessions()
         app = self._app(upstream, upstream_sessions, questions, relay)
         self._server = server = HttpServer(app)
+        self._seals = seals = Seals(options.hop_key)
+        serve_forwarded = partial(app, is_forwarded=True)
+        self._hop_server = HttpServer(HopEntry(own_lease, seals, peers, serve_forwarded, members.reload_soon))
+        peers.on_change = self._on_peers_changed
         self._closing = asyncio.Event()
         members.on_reload = self._client_streams.roster_changed
         await members.reload()
         background_tasks = [
             asyncio.ensure_future(members.reload_regularly()),
-            asyncio.ensure_future(self._save_sessions_regularly()),
+            asyncio.ensure_future(peers.look_regularly()),
+            asyncio.ensure_future(self._end_sessions_regularly()),
         ]
         self._loop.call_soon(self._ready.set)
         try:
-            await server.start(self._sockets)
+            await self._hop_server.start(self._sockets.nodes, _tls_context(options.certificate))
+            await server.start(self._sockets.clients)
             await self._closing.wait()
         finally:
-            await server.stop(STOP_SECONDS)
+            await asyncio.gather(server.stop(STOP_SECONDS), self._hop_server.stop(STOP_SECONDS))
             await resumable.wait_closed(STOP_SECONDS / 4)
             await upstream_sessions.background.close(STOP_SECONDS / 4)
             for task in background_tasks:
                 task.cancel()
-            session_file.save(self._options.data_dir, self._sessions.extra_states())
             upstream.close()
+            hop.close()
 
     def _app(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions, relay: Relay) -> App:
         """Create the objects that answer clients, on top of those that send requests to members."""
@@ -201,9 +220,12 @@ class Gateway:
             RosterEndpoints(members, relay, rewriting),
             MemberEndpoints(members, upstream, relay, rewriting),
         )
-        responder = Responder(endpoints, self._resumable)
-        streams = SessionStreams(self._principals, self._client_streams, upstream_sessions, questions, responder)
-        legacy = SessionClients(intake, sessions, introductions, upstream_sessions, responder, streams)
+        self._forwarding = forwarding = Forwarding(self._hop, members)
+        responder = Responder(endpoints, self._resumable, forwarding)
+        streams = SessionStreams(
+            self._principals, self._client_streams, upstream_sessions, questions, responder, members, forwarding
+        )
+        legacy = SessionClients(intake, sessions, introductions, upstream_sessions, responder, streams, forwarding)
         return App(
             principals=self._principals,
             origins=Origins(self._options.allowed_hosts, self._options.trusted_origins),
@@ -214,6 +236,12 @@ class Gateway:
             modern=ModernClients(introductions, self._client_streams, responder),
             is_stopping=self._stopping.is_set,
         )
+
+    def _on_peers_changed(self, gone: list[Peer]) -> None:
+        for peer in gone:
+            self._hop.drop(peer)
+        self._seals.keep_only(self._peers.by_lease)
+        self._client_streams.peers_changed()
 
     def _shut_down(self) -> None:
         self._client_streams.close()
@@ -228,23 +256,12 @@ class Gateway:
     def _on_lists_changed(self, member_id: int) -> None:
         self._extras_loader.lists_changed(member_id)
 
-    # Sessions that outlive the runtime ----------------------------------------------------------------------------
-
-    def _restore_sessions(self) -> None:
-        if states := session_file.load(self._options.data_dir):
-            try:
-                self._sessions.restore(states)
-            except (AttributeError, LookupError, TypeError, ValueError):
-                logger.warning("%s has invalid content: sessions continue without it", session_file.NAME)
-
-    async def _save_sessions_regularly(self) -> None:
-        """Save the state of sessions regularly, in case the runtime is killed."""
-        saved_states = self._sessions.extra_states()
+    async def _end_sessions_regularly(self) -> None:
+        """Notice the sessions that clients have ended at other nodes."""
         while True:
             await asyncio.sleep(SESSIONS_SECONDS)
-            if (states := self._sessions.extra_states()) != saved_states:
-                saved_states = states
-                await self._loop.run_in_executor(None, session_file.save, self._options.data_dir, states)
+            if self._peers.are_several:
+                await self._sessions.end_those_ended_elsewhere()
 
     # Access -------------------------------------------------------------------------------------------------------
 
@@ -266,3 +283,12 @@ class Gateway:
         self._principals.forget()
         self._members.reload_soon()
         self._access_task = asyncio.ensure_future(self._client_streams.access_changed(self._principals.principal))
+
+
+def _tls_context(certificate: Path | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate)
+    return context

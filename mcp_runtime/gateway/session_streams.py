@@ -8,7 +8,10 @@ from collections.abc import AsyncGenerator
 from mcp_runtime.gateway import eras
 from mcp_runtime.gateway.auth import Principals
 from mcp_runtime.gateway.catalog import Place
+from mcp_runtime.gateway.forwarding import Forwarding
+from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Client, ClientSession, Event, Stream
+from mcp_runtime.gateway.peers import ElsewhereError
 from mcp_runtime.gateway.posts import client_in
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
@@ -31,12 +34,16 @@ class SessionStreams:
         upstream_sessions: UpstreamSessions,
         questions: Questions,
         responder: Responder,
+        members: Members,
+        forwarding: Forwarding,
     ) -> None:
         self._principals = principals
         self._client_streams = client_streams
         self._upstream_sessions = upstream_sessions
         self._questions = questions
         self._responder = responder
+        self._members = members
+        self._forwarding = forwarding
 
     def subscriptions_changed(self, place: Place, client: Client, session: ClientSession) -> None:
         """Handle a changed subscription of the client."""
@@ -50,10 +57,25 @@ class SessionStreams:
         with exchange:
             if last_event_id and await self._responder.resume(session, last_event_id, exchange):
                 return
+            if last_event_id and not place.is_forwarded and await self._is_resumed_elsewhere(last_event_id, exchange):
+                return
             resumed_stream = await self._resume_member_stream(session, client, last_event_id) if last_event_id else None
             await send_stream(
                 resumed_stream or await open_stream(self._client_streams, place, client, exchange), exchange
             )
+
+    async def _is_resumed_elsewhere(self, last_event_id: str, exchange: HttpExchange) -> bool:
+        """Forward the GET if another node has the member. Return False if that is not so, or fails."""
+        member = self._members.roster.members.get(last_event_id.partition("/")[0])
+        if member is None:
+            return False
+        try:
+            await self._members.require_own(member)
+        except ElsewhereError as error:
+            with contextlib.suppress(ClientError):
+                await self._forwarding.get(error.peer, exchange)
+                return True
+        return False
 
     async def _resume_member_stream(self, session: ClientSession, client: Client, last_event_id: str) -> Stream | None:
         """Resume a stream of a member after that event. The event id is the member's name and its own event id."""

@@ -321,10 +321,10 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """All connections to members."""
+    """All connections to members, or to other nodes. `tls` is used for https."""
 
-    def __init__(self) -> None:
-        self._tls = transport.tls_context()
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls or transport.tls_context()
         self._idle: dict[_Pool, list[_Connection]] = {}
         self._open: set[_Connection] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -334,6 +334,12 @@ class Connections:
             self._sweep_timer.cancel()
         for connection in list(self._open):
             connection.fail(ConnectError(transport.CLOSED_EARLY))
+
+    def fail_all(self, address: Address, error: ClientError) -> None:
+        """End all connections to that host and port, and their exchanges with `error`."""
+        for connection in list(self._open):
+            if connection.pool[:2] == (address.host, address.port):
+                connection.fail(error)
 
     async def request(
         self,

@@ -10,11 +10,21 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from mcp_runtime.protocol.errors import AddressTakenError
 
 BACKLOG = 1024
 SOCKETS_VARIABLE = "GUILD_HALL_GATEWAY_SOCKETS"  # file descriptors, which the guard passes on
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """The sockets of the gateway: for clients, and for other nodes."""
+
+    clients: list[socket.socket]
+    nodes: list[socket.socket] = field(default_factory=list)
 
 
 def inheritance(descriptors: Sequence[int]) -> dict[str, str]:
@@ -29,6 +39,17 @@ def take_inherited() -> list[socket.socket]:
     for sock in sockets:
         sock.set_inheritable(False)
     return sockets
+
+
+def bind_for_nodes(url: str) -> list[socket.socket]:
+    """Bind the socket on which other nodes connect, at the host and port of the url. Raises AddressTakenError."""
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or 0
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise AddressTakenError(f"GUILD_HALL_NODE_URL={url}: the host is unknown here ({error.strerror})") from error
+    return [_bind(str(address), port, "GUILD_HALL_NODE_URL")]
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -46,7 +67,7 @@ def own_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, setting: str = "GUILD_HALL_GATEWAY_PORT") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.socket(family)
@@ -60,6 +81,6 @@ def _bind(host: str, port: int) -> socket.socket:
         sock.listen(BACKLOG)  # now, so that clients wait and are not refused until the loop runs
     except OSError as error:
         sock.close()
-        hint = "; GUILD_HALL_GATEWAY_PORT chooses another port" if error.errno == errno.EADDRINUSE else ""
+        hint = f"; {setting} chooses another port" if error.errno == errno.EADDRINUSE else ""
         raise AddressTakenError(f"the gateway cannot listen on {host}:{port}: {error.strerror}{hint}") from error
     return sock

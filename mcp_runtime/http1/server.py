@@ -1,8 +1,8 @@
 """The HTTP/1.1 server of the gateway and the web. A reply goes out in one piece or as a stream.
 
-The server has few features, because each call pays for all of its code. The parser is httptools, as in `client`. TLS,
-compression and upgrades are the work of a proxy in front. Heads, bodies and connections have limits, and so has the
-time to wait for each of them.
+The server has few features, because each call pays for all of its code. The parser is httptools, as in `client`. For
+clients, TLS, compression and upgrades are the work of a proxy in front. Heads, bodies and connections have limits, and
+so has the time to wait for each of them.
 
 The module is long because each request goes back and forth between three classes. `HttpServer` starts it, its
 `_Connection` reads and writes, and its `HttpExchange` is what the rest of the hall sees. To follow one request you need
@@ -17,6 +17,7 @@ import logging
 import math
 import resource
 import socket
+import ssl
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from email.utils import formatdate
@@ -110,6 +111,10 @@ class HttpExchange:
         reserve(size)
         body, self._parts = bytes(self._parts), bytearray()
         return body
+
+    def put_back(self, body: bytes) -> None:
+        """Let the next reader read the body that `body()` returned."""
+        self._parts = bytearray(body)
 
     async def _rest_of_body(self, reserve: Callable[[int], None], step: int) -> None:
         length = self._length
@@ -573,11 +578,13 @@ class HttpServer:
         self.is_closed = False
         self._check_timer: asyncio.TimerHandle | None = None
 
-    async def start(self, sockets: list[socket.socket]) -> None:
+    async def start(self, sockets: list[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Listen on bound sockets."""
         loop = asyncio.get_running_loop()
         for sock in sockets:
-            self._listeners.append(await loop.create_server(lambda: _Connection(self), sock=sock, backlog=BACKLOG))
+            self._listeners.append(
+                await loop.create_server(lambda: _Connection(self), sock=sock, backlog=BACKLOG, ssl=tls)
+            )
 
     def stop_listening(self) -> None:
         """Accept no more connections. Open connections are closed after their next reply, which announces this.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.restarts import is_tried_slowly
-from roster.models import GuildMember, Node
+from roster.models import GuildMember
 
 Status = GuildMember.Status
 DesiredState = GuildMember.DesiredState
@@ -44,12 +44,6 @@ class Availability:
         if member.status == Status.ERROR and member.desired_state == DesiredState.RUNNING:
             return self._no_use_in_error(member, since, deadline)
         return f"it was not connected within {deadline - since:.6g} s" if time.monotonic() > deadline else ""
-
-    def other_node(self, member: GuildMember) -> str:
-        """The name of the other node whose runtime owns the member now. Empty if there is none."""
-        if member.lease_id in (None, self._lifecycle.lease_id):
-            return ""
-        return Node.objects.filter(lease_id=member.lease_id).values_list("name", flat=True).first() or ""
 
     def _no_use_in_error(self, member: GuildMember, since: float, deadline: float) -> str:
         restarts = self._lifecycle.restarts

@@ -175,6 +175,7 @@ def take(
                 "started_at": Now(),
                 "heartbeat_at": Now(),
                 "version": mcp.HALL_VERSION,
+                "url": settings.GUILD_HALL_NODE_URL,
                 "capacity": settings.GUILD_HALL_CONCURRENCY,
                 "labels": settings.GUILD_HALL_NODE_LABELS,
                 "cpu_percent": None,

@@ -13,6 +13,8 @@ from django.db import Error, connection
 
 from mcp_runtime.agents import transitions as agent_transitions
 from mcp_runtime.calls import statistics, transitions
+from mcp_runtime.gateway import session_rows
+from mcp_runtime.gateway.client_sessions import MAX_AGE
 from mcp_runtime.runtime.load import LoadMeter
 
 logger = logging.getLogger("guildhall.runtime")
@@ -55,5 +57,6 @@ def _prune() -> None:
     transitions.prune_status_changes(days=days)
     agent_transitions.prune(days=days)
     statistics.delete_expired()
+    session_rows.prune(MAX_AGE)
     if count:
         logger.info("pruned %d finished calls", count)

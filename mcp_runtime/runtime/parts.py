@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import uuid
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from mcp_runtime.http1.listeners import Sockets
 from mcp_runtime.members import process
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.starting import StartOptions
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 class Parts:
     """The parts of the runtime with `lease_id`. They notify each other of changes. A part is None until it is built."""
 
-    def __init__(
-        self, lease_id: uuid.UUID, gateway_sockets: list[socket.socket], stop_requested: threading.Event
-    ) -> None:
+    def __init__(self, lease_id: uuid.UUID, gateway_sockets: Sockets, stop_requested: threading.Event) -> None:
         self.lease_id = lease_id
         self._stop_requested = stop_requested
         self._gateway_sockets = gateway_sockets
@@ -139,6 +137,7 @@ class Parts:
         housekeeping.start(self._stop_requested, self.lease_id)
 
     def _make_gateway(self) -> Gateway:
+        from mcp_runtime.gateway.hop_seals import key_of
         from mcp_runtime.gateway.server import Gateway, Options
 
         options = Options(
@@ -146,7 +145,10 @@ class Parts:
             trusted_origins=settings.CSRF_TRUSTED_ORIGINS,
             max_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
             record_bytes=settings.GUILD_HALL_RECORD_BYTES,
-            data_dir=settings.GUILD_HALL_DATA_DIR,
+            hop_key=key_of(settings.SECRET_KEY),
+            plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
+            certificate=settings.GUILD_HALL_NODE_CERTIFICATE,
+            ca=settings.GUILD_HALL_NODE_CA,
         )
         return Gateway(
             lifecycle=self.lifecycle,

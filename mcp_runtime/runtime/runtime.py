@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import threading
 import uuid
 from collections.abc import Callable
 from typing import Any
 
+from mcp_runtime.http1.listeners import Sockets
 from mcp_runtime.runtime.heartbeat import Heartbeat
 from mcp_runtime.runtime.parts import Parts
 from mcp_runtime.runtime.stopping import EX_SOFTWARE, EX_TEMPFAIL, Stopping
@@ -24,7 +24,7 @@ class Runtime:
     def __init__(
         self,
         lease_id: uuid.UUID,
-        gateway_sockets: list[socket.socket],
+        gateway_sockets: Sockets,
         stop_requested: threading.Event | None = None,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:

@@ -52,7 +52,7 @@ def _report(node: Node) -> NodeReport:
 class NodeAdmin(RuntimeRowAdmin):
     list_display = (
         *("name", "runtime", "members", "calls_per_minute", "cpu", "memory", "capacity"),
-        *("label_names", "host", "version"),
+        *("label_names", "host", "url", "version"),
     )
     fields = (*list_display, "process")
     actions = [

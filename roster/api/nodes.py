@@ -38,6 +38,7 @@ class NodeSerializer(serializers.Serializer[Any]):
     )
     host = serializers.CharField()
     version = serializers.CharField(help_text="The version of Guild Hall.")
+    url = serializers.CharField(help_text="Where other nodes reach its gateway. Empty if they cannot.")
     capacity = serializers.IntegerField(allow_null=True, help_text="The number of calls that can run at the same time.")
     labels = serializers.ListField(child=serializers.CharField())
     is_draining = serializers.BooleanField(help_text="Whether it gives its members away and gets no others.")

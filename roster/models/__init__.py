@@ -10,6 +10,7 @@ from roster.models.agents import Agent, AgentEvent, AgentMessage
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall, Node
 from roster.models.members import GuildMember, MemberGroup, PortAllocation, StatusChange, Tool
+from roster.models.sessions import ClientSession
 from roster.models.tokens import Token, TokenClient, TokenLimit
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Call",
     "CallRollup",
     "CallTotal",
+    "ClientSession",
     "GuildMember",
     "Hall",
     "MemberGroup",

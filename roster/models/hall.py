@@ -65,6 +65,9 @@ class Node(models.Model):
     heartbeat_at = models.DateTimeField(null=True, help_text="The last heartbeat of the runtime.")
     beat = models.BigIntegerField(db_default=0, editable=False, help_text="The number of heartbeats so far.")
     version = models.CharField(max_length=50, blank=True, help_text="The version of Guild Hall.")
+    url = models.CharField(
+        max_length=300, blank=True, db_default="", help_text="GUILD_HALL_NODE_URL: where other nodes reach its gateway."
+    )
     capacity = models.PositiveIntegerField(null=True, help_text="The number of calls that can run at the same time.")
     cpu_percent = models.FloatField(
         null=True, help_text="CPU time of the runtime and its members, in percent of one core."

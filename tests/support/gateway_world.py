@@ -177,10 +177,10 @@ class World:
             self._listener = sockets[0]
             self.gateway_port = sockets[0].getsockname()[1]
             trusted_origins = ["http://trusted.example"]
-            options = Options(["127.0.0.1"], trusted_origins, self.max_bytes, self.record_bytes, self.data_dir)
+            options = Options(["127.0.0.1"], trusted_origins, self.max_bytes, self.record_bytes)
             self._gateway = Gateway(
                 lifecycle=self,  # type: ignore[arg-type]
-                sockets=sockets[:1],
+                sockets=listeners.Sockets(sockets[:1]),
                 options=options,
                 wake_supervisor=self._wake,
             )

@@ -53,8 +53,9 @@ class Hall:
         self.members_dir = folder / "members"
         self.data_dir = folder / "data"
         self.members_dir.mkdir()
-        first, last = free_range(42)
-        self.port_range, self.gateway_port, self.web_port = (first, last - 2), last - 1, last
+        first, last = free_range(43)
+        self.port_range, self.node_port = (first, last - 3), last - 2
+        self.gateway_port, self.web_port = last - 1, last
         self.processes: list[subprocess.Popen[bytes]] = []
         self.log = folder / "runtime.log"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from django.core.management import call_command
 from pytest_django import DjangoDbBlocker
 
 from tests.support.hall import Hall, hall_in
+from tests.support.nodes import Machine
 
 
 @pytest.fixture
@@ -30,3 +31,17 @@ def shared_hall(
         with hall_in(tmp_path_factory.mktemp("hall")) as hall:
             yield hall
         call_command("flush", interactive=False, verbosity=0)
+
+
+@pytest.fixture
+def make_node(hall: Hall, tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
+    """Makes nodes of the hall. All have the members that the first `add_everywhere` calls give them."""
+    machines: list[Machine] = []
+
+    def make(name: str) -> Machine:
+        machines.append(Machine(tmp_path / name, name))
+        return machines[-1]
+
+    yield make
+    for machine in machines:
+        machine.end()

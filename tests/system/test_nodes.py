@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,110 +14,19 @@ from kombu import Connection
 
 from mcp_runtime.calls.queue_watch import SWEEP_SECONDS
 from mcp_runtime.control.notify import hall_exchange
-from roster.models import Call, GuildMember, Node
+from roster.models import Call
 from tests.conftest import eventually, needs_service
 from tests.support.hall import PATIENCE, Hall, call, member, queue, wait_for_end_of, wait_for_status
 from tests.support.machine import take_alone
+from tests.support.nodes import (
+    GUARD,
+    Machine,
+    on_postgresql,
+    owner_of,
+    two_nodes,
+)
 
 pytestmark = pytest.mark.services
-
-on_postgresql = pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
-GUARD = [sys.executable, "-m", "mcp_runtime.runtime.guard"]
-# The server writes a log into its folder, so only this file is the same on all nodes.
-MOVABLE = {"state": "none", "files": ["server.py"]}
-
-
-class Machine(Hall):
-    """A node with a members folder, a data folder and ports of its own."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        folder.mkdir()
-        super().__init__(folder)
-        self.name = name
-        self.broker_url = ""
-        self.key = folder.parent / "secret-key"  # of all machines
-        self.key.write_text("k" * 50)
-        self.guard: subprocess.Popen[bytes] | None = None
-
-    def environment(self, **more: str) -> dict[str, str]:
-        values = super().environment(GUILD_HALL_NODE=self.name, GUILD_HALL_SECRET_KEY_FILE=str(self.key), **more)
-        return {**values, "CELERY_BROKER_URL": self.broker_url or values["CELERY_BROKER_URL"]}
-
-    def run(self) -> None:
-        """Start the runtime, and wait until it has taken its lease."""
-        self.guard = self.popen(GUARD)
-        eventually(self._is_running, within=PATIENCE, what=f"node {self.name} runs:\n{self.output()}")
-
-    def _is_running(self) -> bool:
-        assert self.guard is not None
-        assert self.guard.poll() is None, self.output()
-        return psutil.pid_exists(self.worker_pid) and self.row.lease_id is not None
-
-    @property
-    def row(self) -> Node:
-        return Node.objects.get(name=self.name)
-
-    @property
-    def worker_pid(self) -> int:
-        node = Node.objects.filter(name=self.name).first()
-        return node.pid or 0 if node is not None else 0
-
-    def kill(self) -> None:
-        """End the guard and the worker at the same moment, as a power cut does. The members die with them."""
-        assert self.guard is not None
-        processes = [psutil.Process(self.guard.pid), *psutil.Process(self.guard.pid).children(recursive=True)]
-        for process in processes:
-            process.send_signal(signal.SIGKILL)
-        wait_for_end_of(processes, within=PATIENCE)
-        self.guard.wait(PATIENCE)
-
-
-@pytest.fixture
-def make_node(hall: Hall, tmp_path: Path) -> Iterator[Callable[[str], Machine]]:
-    """Makes nodes of the hall. All have the members that the first `add_everywhere` calls give them."""
-    machines: list[Machine] = []
-
-    def make(name: str) -> Machine:
-        machines.append(Machine(tmp_path / name, name))
-        return machines[-1]
-
-    yield make
-    for machine in machines:
-        machine.end()
-
-
-def owner_of(name: str) -> str:
-    row = GuildMember.objects.select_related("node").filter(name=name).first()
-    return row.node.name if row is not None and row.node is not None else ""
-
-
-def wait_for_fences(*machines: Machine) -> None:
-    """A node is taken over only if its row says that its fence is on."""
-    for machine in machines:
-        eventually(lambda row=machine: row.row.fence_is_on, within=PATIENCE, what=f"the fence of {machine.name} is on")
-
-
-def wait_for_folders(*machines: Machine) -> None:
-    names = {folder.name for folder in machines[0].members_dir.iterdir()}
-    for machine in machines:
-        eventually(lambda row=machine: names <= set(row.row.folders), within=PATIENCE, what="its folders are noted")
-
-
-def two_nodes(make_node: Callable[[str], Machine], *members: str, broker_url: str = "") -> tuple[Machine, Machine]:
-    """Two nodes with the same members. The first one owns them all, because it was alone when it started."""
-    first, second = make_node("first"), make_node("second")
-    for machine in (first, second):
-        machine.broker_url = broker_url
-        for name in members:
-            machine.add(name, node={"state": "local"} if name == "local" else MOVABLE)
-    first.run()
-    for name in members:
-        wait_for_status(first, name, "connected")
-        assert owner_of(name) == "first"
-    second.run()
-    wait_for_fences(first, second)
-    wait_for_folders(first, second)
-    return first, second
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL has several nodes")

@@ -44,7 +44,9 @@ class Introductions:
         """Return the result of `server/discover`. At a member's path, ask the member itself."""
         introduction = self._introduction(place)
         if place.member is not None:
-            introduction |= await self._own_introduction(self._members.get(place.member), client)
+            member = self._members.get(place.member)
+            await self._members.require_own(member)
+            introduction |= await self._own_introduction(member, client)
         info = introduction.pop("serverInfo")
         return {
             "resultType": "complete",

@@ -14,6 +14,7 @@ from mcp_runtime.gateway.endpoints.answers import Rewriting
 from mcp_runtime.gateway.endpoints.params import PLAIN
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Answer, Client, Event, Reply, Request, Stream
+from mcp_runtime.gateway.peers import ElsewhereError
 from mcp_runtime.gateway.upstream.relay import Relay
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ClientError, MethodError
@@ -68,6 +69,9 @@ class ToolCalls:
             raise reason from error
         except MethodError as error:
             call.record_refusal(error)
+            raise
+        except ElsewhereError as error:
+            error.end_call = call.record_failure
             raise
         except asyncio.CancelledError:
             timed_out = request.deadline.timeout.expired() and not request.deadline.is_cancelled

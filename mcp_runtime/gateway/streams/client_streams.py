@@ -13,15 +13,18 @@ from typing import Any
 from django.db import Error
 
 from mcp_runtime.gateway.catalog import Place
+from mcp_runtime.gateway.hop import Hop
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Client, Event, Stream
 from mcp_runtime.gateway.outbox import Outbox
 from mcp_runtime.gateway.streams.open_stream import KINDS, OpenStream
+from mcp_runtime.gateway.streams.peer_streams import PeerStreams
 from mcp_runtime.gateway.streams.upstream_listeners import AGAIN_SECONDS, NO_STREAM, UpstreamListener, UpstreamListeners
 from mcp_runtime.gateway.upstream.modern import ModernMembers
 from mcp_runtime.gateway.upstream.questions import Questions
 from mcp_runtime.gateway.upstream.routes import Route, Upstream
 from mcp_runtime.gateway.upstream.sessions import UpstreamSession, UpstreamSessions
+from mcp_runtime.http1.server import HttpExchange
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import AccessError, ClientError, HttpStatusError, ProtocolError
@@ -49,6 +52,7 @@ class ClientStreams:
         modern: ModernMembers,
         questions: Questions,
         members: Members,
+        hop: Hop,
     ) -> None:
         self._upstream = upstream
         self._upstream_sessions = upstream_sessions
@@ -56,6 +60,7 @@ class ClientStreams:
         self._members = members
         self._open_streams: set[OpenStream] = set()
         self._bytes = limits.bytes_of_streams()
+        self._peer_streams = PeerStreams(hop)
         self._listeners = UpstreamListeners(upstream, upstream_sessions, questions, members, self._reader)
         self._member_changed = asyncio.Event()
 
@@ -63,19 +68,19 @@ class ClientStreams:
         self,
         place: Place,
         client: Client,
+        exchange: HttpExchange,
         subscriptions: Mapping[str, Any] | None = None,
-        listen_id: Any = None,
-        *,
-        give_up: Callable[[], None] = lambda: None,
+        message: Any = None,
     ) -> Stream:
         """Open a stream and start to listen to its members. Raise TooManyStreamsError.
 
-        `give_up` ends the stream when its client does not read it. A modern client relies on the acknowledgement, so
-        wait until the gateway listens to its members, but no longer than READY_SECONDS.
+        `subscriptions` is the filter in the `message` of a modern client. It relies on the acknowledgement, so wait
+        until the gateway listens to its members, but no longer than READY_SECONDS.
         """
         self._require_room(client.principal)
-        outbox = Outbox(client.principal.owner, self._bytes, give_up)
-        stream = OpenStream(place, client, outbox, subscriptions, listen_id)
+        outbox = Outbox(client.principal.owner, self._bytes, exchange.abort)
+        listen_id = message["id"] if message is not None else None
+        stream = OpenStream(place, client, outbox, exchange, message, subscriptions, listen_id)
         self._note(stream)
         self._open_streams.add(stream)
         if (session := client.session) is not None:
@@ -86,6 +91,7 @@ class ClientStreams:
         try:
             await self._resolve(stream)
             self._follow_members(stream)
+            self._follow_peers(stream)
             if subscriptions is not None:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(READY_SECONDS):
@@ -119,7 +125,7 @@ class ClientStreams:
         session = stream.client.session
         if session is not None and session.outbox is stream.outbox:
             session.outbox = None
-        for task in stream.members.values():
+        for task in (*stream.members.values(), *stream.peers.values()):
             task.cancel()
         stream.outbox.discard()
         stream.outbox.finish_sending()
@@ -167,7 +173,7 @@ class ClientStreams:
                 continue
             before = stream.digests
             self._note(stream)
-            for key, (kind, method) in KINDS.items():
+            for key, (kind, method) in KINDS.items() if not stream.place.is_forwarded else ():
                 if stream.wants(key) and before.get(kind) != stream.digests[kind]:
                     stream.put(jsonrpc.notification(method))
             self._follow_members(stream)
@@ -190,6 +196,20 @@ class ClientStreams:
             if client.session is not None and stream.client.session is client.session:
                 self._stop_following(stream, member)
                 self._follow_members(stream)
+
+    def peers_changed(self) -> None:
+        """Listen to the nodes that run now."""
+        for stream in self._open_streams:
+            self._follow_peers(stream)
+
+    def _follow_peers(self, stream: OpenStream) -> None:
+        """Listen to all other nodes, unless this stream is one with which another node listens."""
+        peers = {} if stream.place.is_forwarded else self._members.peers.by_lease
+        for lease in set(stream.peers) - set(peers):
+            stream.peers.pop(lease).cancel()
+        for lease in set(peers) - set(stream.peers):
+            stream.ready[lease] = asyncio.Event()
+            stream.peers[lease] = asyncio.ensure_future(self._peer_streams.follow(stream, peers[lease]))
 
     def _follow_members(self, stream: OpenStream) -> None:
         worth = self._worth_following(stream)

@@ -21,7 +21,7 @@ async def open_stream(
     """Open a stream of notifications. Raise Refusal if that is not possible."""
     try:
         access.require_anything(client.principal)
-        return await client_streams.open(place, client, *listen, give_up=exchange.abort)
+        return await client_streams.open(place, client, exchange, *listen)
     except AccessError as error:
         raise Refusal(403, MethodError(FORBIDDEN, str(error))) from error
     except TooManyStreamsError as error:

@@ -12,6 +12,7 @@ from mcp_runtime.gateway.catalog import Place, resource_uri
 from mcp_runtime.gateway.envelope import Message
 from mcp_runtime.gateway.messages import Client
 from mcp_runtime.gateway.outbox import Outbox
+from mcp_runtime.http1.server import HttpExchange
 from mcp_runtime.protocol import jsonrpc, mcp
 
 # The list changes that a client can subscribe to: the key in a modern filter, the kind of list, the notification.
@@ -26,16 +27,23 @@ _LIST_CHANGES = frozenset(method for _, method in KINDS.values())
 
 @dataclass(eq=False)
 class OpenStream:
-    """One open stream. `subscriptions` is a modern client's filter. None, for a client with a session, means all."""
+    """One open stream. `subscriptions` is a modern client's filter. None, for a client with a session, means all.
+
+    `exchange` and `message` are its HTTP request, and the message in it if it is a POST.
+    """
 
     place: Place
     client: Client
     outbox: Outbox
+    exchange: HttpExchange
+    message: Any = None
     subscriptions: Mapping[str, Any] | None = None
     listen_id: Any = None
     digests: dict[str, bytes] = field(default_factory=dict)  # kind of list -> digest at the last notification
     members: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    ready: dict[str, asyncio.Event] = field(default_factory=dict)  # by member: set after the first attempt to listen
+    peers: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # other nodes, by lease
+    # By member or lease of a node: set after the first attempt to listen.
+    ready: dict[str, asyncio.Event] = field(default_factory=dict)
     # At the roster: member and own URI of each URI in the filter, and what this result depends on.
     resolved: list[tuple[str, str]] = field(default_factory=list)
     resolved_for: Any = None

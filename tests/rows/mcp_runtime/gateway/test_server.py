@@ -16,7 +16,7 @@ import requests
 from django.db import OperationalError
 from django.utils import timezone
 
-from mcp_runtime.gateway import catalog, extras_loader, members, server, session_file
+from mcp_runtime.gateway import catalog, extras_loader, members, server
 from mcp_runtime.http1 import server as http_server
 from roster.models import Call, GuildMember, Tool
 from tests.conftest import eventually
@@ -437,22 +437,6 @@ def test_the_state_of_sessions_stays_in_the_next_runtime(
     assert [message["params"] for message in member.messages("logging/setLevel")] == [{"level": "error"}]
     assert [message["params"] for message in member.messages("resources/subscribe")] == [{"uri": "x:1"}]
     assert ended_client.send("ping").status_code == 404
-
-
-def test_the_state_of_sessions_is_written_while_the_runtime_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SESSIONS_SECONDS", 0.01)
-    client = world.agent().begin()
-    client.http.delete(client.url, timeout=10)
-    eventually(lambda: len(session_file.load(world.data_dir).get("ended", [])) == 1)
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"ended": 1}'])
-def test_a_session_file_that_cannot_be_read_does_not_stop_the_start(
-    world: World, caplog: pytest.LogCaptureFixture, content: bytes
-) -> None:
-    (world.data_dir / session_file.NAME).write_bytes(content)
-    assert world.agent().begin().tools() == []
-    assert ("sessions continue without it" in caplog.text) == (content != b"[]")
 
 
 def test_a_slow_load_of_the_roster_is_not_repeated_for_the_next_unknown_name(

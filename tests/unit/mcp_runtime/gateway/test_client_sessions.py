@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from mcp_runtime.gateway import client_sessions, outbox
 from mcp_runtime.gateway.client_sessions import Sessions
 from mcp_runtime.gateway.messages import ClientSession
 from mcp_runtime.gateway.outbox import Outbox
+from mcp_runtime.gateway.session_rows import SavedState
 from mcp_runtime.security import limits
 from mcp_runtime.security.access import Principal
 from mcp_runtime.security.limits import BudgetError, ByteBudget
 
 ANN = Principal(1, "ann", token_id=10)
 BOB = Principal(2, "bob", token_id=20)
+
+
+class Rows:
+    """Rows in memory, in place of those in the database (`session_rows`)."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, SavedState] = {}
+
+    def load(self, digest: str) -> SavedState:
+        return self.states.get(digest, SavedState())
+
+    def save(self, digest: str, log_level: str | None, uris: Mapping[str, frozenset[str]]) -> None:
+        before = self.load(digest)
+        level = before.log_level if log_level is None else log_level
+        self.states[digest] = SavedState(log_level=level, uris={**before.uris, **uris})
+
+    def end(self, digest: str) -> None:
+        self.states[digest] = SavedState(is_ended=True)
+
+    def ended_lately(self) -> set[str]:
+        return {digest for digest, state in self.states.items() if state.is_ended}
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
+    rows = Rows()
+    monkeypatch.setattr(client_sessions, "session_rows", rows)
+    monkeypatch.setattr(client_sessions, "unit_of_work", lambda work: work())
+    return rows
 
 
 @pytest.fixture
@@ -30,91 +61,149 @@ def sessions(dropped_sessions: list[ClientSession]) -> Sessions:
     return Sessions(dropped_sessions.append)
 
 
+def find(sessions: Sessions, session_id: str, principal: Principal, path: str) -> ClientSession | None:
+    return asyncio.run(sessions.find(session_id, principal, path))
+
+
+def end(sessions: Sessions, session: ClientSession) -> None:
+    asyncio.run(sessions.end(session))
+
+
+def save(sessions: Sessions, session: ClientSession) -> None:
+    asyncio.run(sessions.save(session))
+
+
 def begin_session(sessions: Sessions, principal: Principal = ANN, **capabilities: Any) -> ClientSession:
     return sessions.begin(principal, "/mcp", "2025-06-18", capabilities)
 
 
 def test_a_session_is_found_only_by_its_owner_at_its_path(sessions: Sessions) -> None:
     session = begin_session(sessions)
-    assert sessions.find(session.id, ANN, "/mcp") is session
-    assert sessions.find(session.id, BOB, "/mcp") is None
-    assert sessions.find(session.id, Principal(1, "ann", token_id=11), "/mcp") is None
-    assert sessions.find(session.id, ANN, "/mcp/notes") is None
-    assert sessions.find("made-up", ANN, "/mcp") is None
-    assert sessions.find("\xff:\xfe", ANN, "/mcp") is None
+    assert find(sessions, session.id, ANN, "/mcp") is session
+    assert find(sessions, session.id, BOB, "/mcp") is None
+    assert find(sessions, session.id, Principal(1, "ann", token_id=11), "/mcp") is None
+    assert find(sessions, session.id, ANN, "/mcp/notes") is None
+    assert find(sessions, "made-up", ANN, "/mcp") is None
+    assert find(sessions, "\xff:\xfe", ANN, "/mcp") is None
 
 
 def test_a_session_keeps_version_and_capabilities_in_the_next_runtime(sessions: Sessions) -> None:
     session = begin_session(sessions, roots={"listChanged": True})
-    restored = Sessions(lambda _: None).find(session.id, ANN, "/mcp")
+    restored = find(Sessions(lambda _: None), session.id, ANN, "/mcp")
     assert restored is not None
     assert (restored.version, restored.capabilities) == ("2025-06-18", {"roots": {"listChanged": True}})
-    assert Sessions(lambda _: None).find(session.id[:-1] + "x", ANN, "/mcp") is None
+    assert find(Sessions(lambda _: None), session.id[:-1] + "x", ANN, "/mcp") is None
 
 
 def test_a_session_with_too_much_state_exists_only_in_memory(sessions: Sessions) -> None:
     session = begin_session(sessions, experimental="x" * client_sessions.MAX_SESSION_STATE)
     assert len(session.id) < 60
-    assert sessions.find(session.id, ANN, "/mcp") is session
-    assert Sessions(lambda _: None).find(session.id, ANN, "/mcp") is None
+    assert find(sessions, session.id, ANN, "/mcp") is session
+    assert find(Sessions(lambda _: None), session.id, ANN, "/mcp") is None
 
 
 def test_an_ended_session_stays_ended(sessions: Sessions, dropped_sessions: list[ClientSession]) -> None:
     session = begin_session(sessions)
     session.outbox = Outbox()
-    sessions.end(session)
-    assert sessions.find(session.id, ANN, "/mcp") is None
+    end(sessions, session)
+    assert find(sessions, session.id, ANN, "/mcp") is None
     assert dropped_sessions == [session]
     assert session.outbox.is_closed
-    sessions.end(session)
+    end(sessions, session)
     assert dropped_sessions == [session]
 
 
-def restart(sessions: Sessions) -> Sessions:
-    """The sessions of the next runtime."""
-    next_sessions = Sessions(lambda _: None)
-    next_sessions.restore(json.loads(json.dumps(sessions.extra_states())))
-    return next_sessions
+def restart() -> Sessions:
+    """The sessions of the next runtime, or of another node."""
+    return Sessions(lambda _: None)
 
 
 def test_a_session_keeps_log_level_and_subscriptions_in_the_next_runtime(sessions: Sessions) -> None:
     session, unchanged_session = begin_session(sessions), begin_session(sessions)
     session.log_level = "info"
     session.subscriptions = {"notes": {"x:1", "x:2"}, "none": set()}
-    next_sessions = restart(restart(sessions))  # a runtime in which the session was not used keeps it
-    restored = next_sessions.find(session.id, ANN, "/mcp")
+    save(sessions, session)
+    next_sessions = restart()
+    restored = find(next_sessions, session.id, ANN, "/mcp")
     assert restored is not None
     assert (restored.log_level, restored.subscriptions) == ("info", {"notes": {"x:1", "x:2"}})
-    restored_unchanged = next_sessions.find(unchanged_session.id, ANN, "/mcp")
+    restored_unchanged = find(next_sessions, unchanged_session.id, ANN, "/mcp")
     assert restored_unchanged is not None
     assert (restored_unchanged.log_level, restored_unchanged.subscriptions) == ("", {})
 
 
+def test_two_nodes_store_the_subscriptions_of_their_own_members(sessions: Sessions) -> None:
+    session = begin_session(sessions)
+    other_node = restart()
+    at_other_node = find(other_node, session.id, ANN, "/mcp")
+    assert at_other_node is not None
+    session.subscribe("notes", "x:1")
+    save(sessions, session)
+    at_other_node.subscribe("files", "y:1")
+    save(other_node, at_other_node)
+    restored = find(restart(), session.id, ANN, "/mcp")
+    assert restored is not None
+    assert restored.subscriptions == {"notes": {"x:1"}, "files": {"y:1"}}
+
+
+def test_a_session_without_changes_writes_nothing(sessions: Sessions, rows: Rows) -> None:
+    session = begin_session(sessions)
+    save(sessions, session)
+    assert rows.states == {}
+    session.log_level = "info"
+    save(sessions, session)
+    rows.states.clear()
+    save(sessions, session)
+    assert rows.states == {}
+
+
 def test_an_ended_session_stays_ended_in_the_next_runtime(sessions: Sessions) -> None:
     session = begin_session(sessions)
-    sessions.end(session)
-    assert restart(sessions).find(session.id, ANN, "/mcp") is None
+    end(sessions, session)
+    assert find(restart(), session.id, ANN, "/mcp") is None
+
+
+def test_a_session_that_ended_at_another_node_ends_here(
+    sessions: Sessions, dropped_sessions: list[ClientSession]
+) -> None:
+    session, other_session = begin_session(sessions), begin_session(sessions)
+    end(restart(), session)
+    asyncio.run(sessions.end_those_ended_elsewhere())
+    assert dropped_sessions == [session]
+    assert find(sessions, session.id, ANN, "/mcp") is None
+    assert find(sessions, other_session.id, ANN, "/mcp") is other_session
+
+
+def test_sessions_continue_without_the_database(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(work: object) -> None:
+        raise OperationalError("no connection")
+
+    session = begin_session(sessions)
+    monkeypatch.setattr(client_sessions, "unit_of_work", fail)
+    assert find(restart(), session.id, ANN, "/mcp") is not None
+    end(sessions, session)
+    assert find(sessions, session.id, ANN, "/mcp") is None
+    assert "the state of a session cannot be read or written (no connection)" in caplog.text
 
 
 def test_too_many_subscriptions_are_not_saved(sessions: Sessions) -> None:
     session = begin_session(sessions)
     session.log_level = "info"
     session.subscriptions = {"notes": {"x" * (client_sessions.MAX_SESSION_STATE + 1)}}
-    assert list(sessions.extra_states()["states"].values()) == [{"level": "info"}]
+    assert session.state() == SavedState(log_level="info")
 
 
-@pytest.mark.parametrize("invalid_state", [{}, {"ended": 1, "states": {}}, {"ended": [], "states": {"a": {"uris": 1}}}])
-def test_an_invalid_saved_state_is_refused(sessions: Sessions, invalid_state: Any) -> None:
-    with pytest.raises((LookupError, TypeError, ValueError, AttributeError)):
-        sessions.restore(invalid_state)
-
-
-def test_the_number_of_stored_ended_sessions_is_limited(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_ended_sessions_in_memory_is_limited(
+    sessions: Sessions, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client_sessions, "MAX_ENDED_SESSIONS", 2)
     ended_sessions = [begin_session(sessions) for _ in range(3)]
     for session in ended_sessions:
-        sessions.end(session)
-    assert [sessions.find(session.id, ANN, "/mcp") is None for session in ended_sessions] == [False, True, True]
+        end(sessions, session)
+    rows.states.clear()
+    assert [find(sessions, session.id, ANN, "/mcp") is None for session in ended_sessions] == [False, True, True]
 
 
 def test_the_idle_session_used_longest_ago_is_dropped_first(
@@ -127,13 +216,14 @@ def test_the_idle_session_used_longest_ago_is_dropped_first(
         begin_session(sessions),
     )
     streaming_session.outbox = Outbox()
-    assert sessions.find(used_session.id, ANN, "/mcp") is used_session
+    assert find(sessions, used_session.id, ANN, "/mcp") is used_session
     unused_session.log_level = "info"
+    save(sessions, unused_session)
     newest_session = begin_session(sessions)
     assert dropped_sessions == [unused_session]
     assert list(sessions._sessions.values()) == [streaming_session, used_session, newest_session]
-    # The session is restored from its id and its saved state.
-    restored = sessions.find(unused_session.id, ANN, "/mcp")
+    # The session is restored from its id and its row.
+    restored = find(sessions, unused_session.id, ANN, "/mcp")
     assert restored is not None
     assert restored is not unused_session
     assert restored.log_level == "info"
@@ -156,7 +246,7 @@ def test_a_new_session_is_kept_when_all_others_are_busy(sessions: Sessions, monk
     monkeypatch.setattr(limits, "MAX_SESSIONS_OF_TOKEN", 1)
     begin_session(sessions).outbox = Outbox()
     session = begin_session(sessions)
-    assert sessions.find(session.id, ANN, "/mcp") is session
+    assert find(sessions, session.id, ANN, "/mcp") is session
 
 
 def test_busy_sessions_are_kept_beyond_the_limit(

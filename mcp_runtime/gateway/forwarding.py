@@ -1,0 +1,207 @@
+"""Forward a client's message to the node that owns the member, and relay the reply unchanged.
+
+The other node does everything that this one would do for its own members: it checks the rights of the token, keeps the
+session with the member and the questions, and writes the call into the call log. So this node keeps no state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any
+
+from mcp_runtime.gateway import failures
+from mcp_runtime.gateway.hop import MISDIRECTED, Hop, forwarded_headers
+from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.messages import QUESTION_SECONDS, Answer, Event, Request
+from mcp_runtime.gateway.peers import ElsewhereError, Peer
+from mcp_runtime.gateway.posts import Post
+from mcp_runtime.gateway.replies import STREAM_HEADERS, Refusal, encoded
+from mcp_runtime.http1.client import Response
+from mcp_runtime.http1.server import HttpExchange
+from mcp_runtime.protocol import jsonrpc, mcp
+from mcp_runtime.protocol.errors import (
+    ClientError,
+    ConnectError,
+    MethodError,
+    ProtocolError,
+    RequestTimeoutError,
+)
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+
+logger = logging.getLogger("guildhall.gateway")
+
+GRACE_SECONDS = 2.0  # the other node ends a call at the same deadline as this one, and says why
+AGAIN_SECONDS = 0.2  # before the next look where the member is
+OTHERS_SECONDS = 2.0  # to tell the other nodes of a message
+LOST_SECONDS = 12.0  # after a broken connection, in which a node that ended loses its lease
+WHOLE = 262_144  # bytes of a reply that is read before it is relayed
+RELAYED_HEADERS = ("content-type", "retry-after", "allow", "www-authenticate")
+
+
+class Forwarding:
+    """Forwards messages. Use it only on the gateway's event loop."""
+
+    def __init__(self, hop: Hop, members: Members) -> None:
+        self._hop = hop
+        self._members = members
+        self._checks: set[asyncio.Task[None]] = set()
+
+    async def reply(self, post: Post, request: Request, error: ElsewhereError) -> bool:
+        """Forward the request of the POST, and relay the reply to its client.
+
+        Return False if the other node did not act on it, and there is time to look for the member again. Raise
+        MethodError, which ends the call.
+        """
+        with post.exchange:
+            response = await self._response(post, request, post.message, error)
+            if response is None:
+                return False
+            try:
+                await self._relay(response, post.exchange)
+            except ClientError as failure:
+                reason = self._fail(request, error, failure)
+                if not post.exchange.has_begun:
+                    raise reason from failure
+                body = jsonrpc.error_response(request.id, reason.code, str(reason), reason.data)
+                await post.exchange.write(encoded(Event(jsonrpc.encode(body))))
+                post.exchange.end()
+        return True
+
+    async def answer(self, post: Post, request: Request, message: Any, error: ElsewhereError) -> Answer | None:
+        """Forward one message that gets no stream, and return the answer. The rest is as in `reply`."""
+        response = await self._response(post, request, message, error, accept=mcp.JSON)
+        if response is None:
+            return None
+        try:
+            body = b"".join([part async for part in response.chunks()])
+        except ClientError as failure:
+            raise self._fail(request, error, failure) from failure
+        response.keep()
+        return Answer(body, response.status)
+
+    async def _response(
+        self, post: Post, request: Request, message: Any, error: ElsewhereError, accept: str = ""
+    ) -> Response | None:
+        headers = forwarded_headers(post.headers)
+        if accept:
+            headers["accept"] = accept
+        within = request.deadline.remaining + GRACE_SECONDS
+        try:
+            async with asyncio.timeout(within):
+                response = await self._hop.send(
+                    error.peer, "POST", post.exchange.target, headers, jsonrpc.encode(message), request.begin_sending
+                )
+        except TimeoutError:
+            raise self._fail(request, error, RequestTimeoutError(request.deadline.seconds)) from None
+        except ClientError as failure:
+            if request.is_sent:
+                raise self._fail(request, error, failure) from failure
+            await self._look_again(request, error, str(failure))
+            return None
+        if response.status != MISDIRECTED:
+            return response
+        response.release()
+        await self._look_again(request, error, "it does not own the member any more")
+        return None
+
+    async def _look_again(self, request: Request, error: ElsewhereError, reason: str) -> None:
+        """Wait a moment before the next look at the rows. Raise MethodError if there is no time left."""
+        request.unsent_reason = f"it runs on node {error.peer.name!r}: {reason}"
+        self._members.forget_owner(error.member_id)
+        if request.deadline.remaining <= AGAIN_SECONDS or error.peer.address is None:
+            refusal = failures.unavailable(error.member, request.unsent_reason)
+            error.end_call(refusal)
+            raise refusal
+        await asyncio.sleep(AGAIN_SECONDS)
+
+    def _fail(self, request: Request, error: ElsewhereError, failure: ClientError) -> MethodError:
+        """Return the error for the client. If the other node ended, write the call into the call log here."""
+        self._members.forget_owner(error.member_id)
+        task = asyncio.ensure_future(self._end_call_of_lost_node(error, failure))
+        self._checks.add(task)
+        task.add_done_callback(self._checks.discard)
+        if isinstance(failure, ConnectError):
+            failure = ConnectError(f"the connection to node {error.peer.name!r}, where it runs: {failure}")
+        return failures.of_member(failure, error.member, request)
+
+    async def _end_call_of_lost_node(self, error: ElsewhereError, failure: ClientError) -> None:
+        """A node that runs writes the call itself."""
+        deadline = asyncio.get_running_loop().time() + LOST_SECONDS
+        while asyncio.get_running_loop().time() < deadline:
+            if error.peer.lease not in self._members.peers.by_lease:
+                error.end_call(failure)
+                return
+            await asyncio.sleep(AGAIN_SECONDS)
+
+    @staticmethod
+    async def _relay(response: Response, exchange: HttpExchange) -> None:
+        """Send the reply to the client. Raise ClientError if it breaks off."""
+        try:
+            length = response.header("content-length") or ""
+            headers = [
+                (name.encode(), value.encode("latin-1"))
+                for name in RELAYED_HEADERS
+                if (value := response.header(name)) is not None
+            ]
+            if length.isdigit() and int(length) <= WHOLE:
+                exchange.reply(response.status, await response.read(WHOLE), headers)
+            else:
+                if response.content_type == mcp.EVENT_STREAM:
+                    headers = list(STREAM_HEADERS)
+                elif length:
+                    headers.append((b"content-length", length.encode()))
+                await _relay_parts(response, exchange, headers)
+        except BaseException:
+            response.close()
+            raise
+        response.keep()
+
+    # Messages without a member ------------------------------------------------------------------------------------
+
+    async def get(self, peer: Peer, exchange: HttpExchange) -> None:
+        """Forward a GET to the node, and relay its reply. Raise ConnectError, before anything was relayed."""
+        response = await self._hop.send(peer, "GET", exchange.target, forwarded_headers(exchange.headers))
+        if response.status == MISDIRECTED:
+            response.release()
+            raise ConnectError(f"node {peer.name!r} did not accept the request")
+        with contextlib.suppress(ClientError):  # the client may resume
+            await self._relay(response, exchange)
+        if not exchange.is_over and exchange.has_begun:
+            exchange.end()
+
+    async def tell_others(self, verb: str, exchange: HttpExchange, message: Any = None) -> None:
+        """Forward a message that has no response to all other nodes: they may have a part of the client's session."""
+        peers = list(self._members.peers.by_lease.values())
+        if not peers:
+            return
+        headers, body = forwarded_headers(exchange.headers), None if message is None else jsonrpc.encode(message)
+
+        async def tell(peer: Peer) -> None:
+            with contextlib.suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(OTHERS_SECONDS):
+                    (await self._hop.send(peer, verb, exchange.target, headers, body)).release()
+
+        await asyncio.gather(*map(tell, peers))
+
+
+async def _relay_parts(response: Response, exchange: HttpExchange, headers: list[tuple[bytes, bytes]]) -> None:
+    parts = response.chunks()
+    exchange.begin(response.status, headers)
+    async with contextlib.aclosing(parts):
+        while True:
+            try:
+                async with asyncio.timeout(QUESTION_SECONDS + GRACE_SECONDS):
+                    part = await anext(parts)
+            except StopAsyncIteration:
+                break
+            except TimeoutError:
+                raise ProtocolError("the other node sent nothing for a long time") from None
+            await exchange.write(part)
+    exchange.end()
+
+
+def refuse_forwarded(error: ElsewhereError) -> Refusal:
+    """Return the refusal of a forwarded request whose member is not here. The sender looks again."""
+    return Refusal(MISDIRECTED, MethodError(INTERNAL_ERROR, str(error)))

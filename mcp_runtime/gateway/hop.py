@@ -1,0 +1,80 @@
+"""Requests from the gateway of this node to the gateways of others, over connections that are reused."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from mcp_runtime.client import remote, transport
+from mcp_runtime.gateway import hop_seals
+from mcp_runtime.gateway.peers import Peer
+from mcp_runtime.http1.client import Address, Connections, Response
+from mcp_runtime.protocol.errors import ConnectError
+
+NO_URL = "it has no address for other nodes. Set GUILD_HALL_NODE_URL there, or use the gateway of that node"
+GONE = "the node ended, or does not answer the database"
+MISDIRECTED = 421  # the other node did not act on the request
+# Headers of a client that concern only its own connection to this gateway.
+_NOT_FORWARDED = hop_seals.OF_THE_CONNECTION | {
+    *("keep-alive", "te", "trailer", "upgrade", "expect", "proxy-authorization", "proxy-connection"),
+    *("cookie", "origin", "forwarded", "accept-encoding", hop_seals.HEADER),
+}
+
+
+class Hop:
+    """Sends requests to other nodes. Use it only on the gateway's event loop."""
+
+    def __init__(self, own_lease: uuid.UUID, key: bytes, plain_http_hosts: list[str], ca: Path | None) -> None:
+        self._own_lease = own_lease.hex
+        self._key = key
+        self._plain_http_hosts = plain_http_hosts
+        self._connections = Connections(transport.tls_context(ca))
+        self._numbers: dict[str, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))  # by lease
+
+    async def send(
+        self,
+        peer: Peer,
+        verb: str,
+        target: bytes,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        on_write: Callable[[], None] | None = None,
+    ) -> Response:
+        """Send a sealed request, and return the answer as soon as its head has come.
+
+        `target` is the path and query. `on_write()` is called before the first byte is sent. Raise ConnectError and
+        ProtocolError.
+        """
+        if peer.address is None:
+            raise ConnectError(NO_URL)
+        if fault := remote.plain_http_fault(peer.url, self._plain_http_hosts):
+            raise ConnectError(fault)
+        sealed = hop_seals.Request(self._own_lease, peer.lease, verb, target, headers, body or b"")
+        seal = hop_seals.seal(self._key, sealed, next(self._numbers[peer.lease]))
+        base = peer.address
+        address = Address(base.host, base.port, base.is_tls, base.authority, target.decode("latin-1"))
+        return await self._connections.request(
+            address, verb, {**headers, hop_seals.HEADER: seal}, body, on_write=on_write
+        )
+
+    def drop(self, peer: Peer) -> None:
+        """End all requests to a node that is gone. A machine that freezes leaves its connections open."""
+        self._numbers.pop(peer.lease, None)
+        if peer.address is not None:
+            self._connections.fail_all(peer.address, ConnectError(GONE))
+
+    def close(self) -> None:
+        self._connections.close()
+
+
+def forwarded_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
+    """Return the headers of a client's request that another node needs. All text is ASCII."""
+    texts = ((name.decode("latin-1"), value) for name, value in headers.items() if value.isascii())
+    return {
+        name: value.decode()
+        for name, value in texts
+        if name.isascii() and name not in _NOT_FORWARDED and not name.startswith(("x-forwarded-", "sec-"))
+    }
