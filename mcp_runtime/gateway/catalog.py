@@ -1,8 +1,4 @@
-"""The roster in memory. Lists are served from it at once and in a stable order, even when members start or stop.
-
-Tools come from the database. Prompts and resources have no rows: the gateway requests them from each member when it
-connects, and keeps them while it is stopped.
-"""
+"""The roster in memory. Lists are served from it at once and in a stable order, even when members start or stop."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from mcp_runtime.client import quick_json
 from mcp_runtime.protocol import mcp
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.access import Principal
-from roster.models import Agent, GuildMember, Tool
+from roster.models import Agent, GuildMember, MemberExtras, Tool
 
 RESOURCE_PREFIX = "guild://"
 # The key of each list method's result.
@@ -87,6 +83,7 @@ class Extras:
     prompts: tuple[Entry, ...] = ()
     resources: tuple[Entry, ...] = ()
     templates: tuple[Entry, ...] = ()
+    digest: str = field(default="", compare=False)  # of the row
     _uris: frozenset[str] = field(init=False, compare=False)
     _literals: tuple[tuple[str, ...], ...] = field(init=False, compare=False)
 
@@ -322,11 +319,11 @@ def members_of_agent(agent_id: int, user_id: int | None) -> frozenset[str] | Non
 # From rows --------------------------------------------------------------------------------------------------------
 
 
-def load(extras: Mapping[str, Extras], before: Roster) -> Roster:
-    """Load the roster from the database: enabled members whose folder exists, and their enabled tools.
+def load(before: Roster) -> Roster:
+    """Load the roster from the database: enabled members whose folder exists, their enabled tools, and their extras.
 
-    Reuse the tools that have not changed since `before`. Decoding and encoding a large definition blocks all other
-    threads for tens of milliseconds, and any client can cause frequent reloads.
+    Reuse the tools and extras that have not changed since `before`. Decoding and encoding a large definition blocks all
+    other threads for tens of milliseconds, and any client can cause frequent reloads.
     """
     member_columns = ("name", "display_name", "manifest", "capabilities", "server_info", "instructions")
     rows = list(GuildMember.objects.filter(enabled=True, removed_at=None).only(*member_columns).order_by("name"))
@@ -346,7 +343,30 @@ def load(extras: Mapping[str, Extras], before: Roster) -> Roster:
         hidden[member_id].add(name)
     members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk])) for row in rows}
     by_listed_name = {tool.listed_name: tool for member in members.values() for tool in member.tools.values()}
-    return Roster(members, by_listed_name, {name: extras[name] for name in members if name in extras})
+    return Roster(members, by_listed_name, _load_extras(names, before.extras))
+
+
+def _load_extras(names: Mapping[int, str], before: Mapping[str, Extras]) -> dict[str, Extras]:
+    """Load the extras of the members with these ids and names. Only the changed ones are read whole."""
+    digests = dict(MemberExtras.objects.filter(member_id__in=names).values_list("member_id", "digest"))
+    before_by_id = {pk: before.get(names[pk], Extras()) for pk in digests}
+    known = {pk: extras for pk, extras in before_by_id.items() if extras.digest == digests[pk]}
+    changed_rows = MemberExtras.objects.filter(member_id__in=digests.keys() - known.keys())
+    loaded = {row.member_id: _extras(names[row.member_id], row) for row in changed_rows.iterator(chunk_size=1)}
+    extras = known | loaded
+    return {name: extras[pk] for pk, name in names.items() if pk in extras}
+
+
+def _extras(member: str, row: MemberExtras) -> Extras:
+    def entries(kind: str, definitions: list[dict[str, Any]]) -> tuple[Entry, ...]:
+        return tuple(filter(None, (entry(member, kind, definition) for definition in definitions)))
+
+    return Extras(
+        entries("prompts", row.prompts),
+        entries("resources", row.resources),
+        entries("resourceTemplates", row.resource_templates),
+        row.digest,
+    )
 
 
 def _tool(member: str, name: str, definition: dict[str, Any], digest: bytes, *, has_schema: bool) -> OfferedTool:

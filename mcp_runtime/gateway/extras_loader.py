@@ -1,26 +1,31 @@
-"""Load the prompts and resources of members. They have no rows, so each member is asked when it connects."""
+"""Load the prompts and resources of members when they connect, and store them as rows for the catalogs of all nodes."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import partial
 from typing import Any
 
+from django.db import Error
+
+from mcp_runtime.client import quick_json
 from mcp_runtime.gateway import catalog, envelope
-from mcp_runtime.gateway.catalog import LISTS, Entry, Extras
-from mcp_runtime.gateway.members import Members
+from mcp_runtime.gateway.catalog import KEYS, LISTS, Entry
 from mcp_runtime.gateway.messages import Answer, Client, Deadline, Request
 from mcp_runtime.gateway.upstream.relay import Relay
 from mcp_runtime.gateway.upstream.routes import Upstream
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import LiveMember
-from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import ClientError, ProtocolError, RemoteError
 from mcp_runtime.protocol.jsonrpc import METHOD_NOT_FOUND
+from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security.access import OPERATOR
+from roster.models import MemberExtras
 
 logger = logging.getLogger("guildhall.gateway")
 
@@ -33,13 +38,16 @@ MAX_PAGES = 100
 
 
 class ExtrasLoader:
-    """Loads the lists of each process into `members`. Use it only on the gateway's event loop."""
+    """Loads the lists of each process. Calls `on_change` when stored lists have changed.
 
-    def __init__(self, lifecycle: Lifecycle, upstream: Upstream, relay: Relay, members: Members) -> None:
+    Use it only on the gateway's event loop.
+    """
+
+    def __init__(self, lifecycle: Lifecycle, upstream: Upstream, relay: Relay, on_change: Callable[[], None]) -> None:
         self._lifecycle = lifecycle
         self._upstream = upstream
         self._relay = relay
-        self._members = members
+        self._on_change = on_change
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._loaded_processes: dict[int, LiveMember] = {}  # the process whose lists were loaded last
         self._pending_reloads: set[int] = set()
@@ -70,6 +78,11 @@ class ExtrasLoader:
         self._pending_reloads.discard(member_id)
         self.lists_changed(member_id)
 
+    def _load_again_later(self, member_id: int) -> None:
+        if (timer := self._timers.get(member_id)) is not None:
+            timer.cancel()
+        self._timers[member_id] = asyncio.get_running_loop().call_later(RETRY_SECONDS, self.lists_changed, member_id)
+
     async def _load(self, live_member: LiveMember) -> None:
         """Request a member's prompts and resources."""
         capabilities = live_member.client.capabilities
@@ -82,19 +95,29 @@ class ExtrasLoader:
                 }
         except (ClientError, TimeoutError) as error:
             logger.warning("member %r did not list its prompts and resources: %s", live_member.name, error)
-            if (timer := self._timers.get(live_member.member_id)) is not None:
-                timer.cancel()
-            loop = asyncio.get_running_loop()
-            self._timers[live_member.member_id] = loop.call_later(
-                RETRY_SECONDS, self.lists_changed, live_member.member_id
-            )
+            self._load_again_later(live_member.member_id)
             return
-        extras = Extras(
-            entries_by_kind.get("prompts", ()),
-            entries_by_kind.get("resources", ()),
-            entries_by_kind.get("resourceTemplates", ()),
-        )
-        self._members.set_extras(live_member.name, extras)
+        work = partial(self._store, live_member.member_id, entries_by_kind)
+        try:
+            has_changed = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
+        except Error as error:
+            logger.warning("prompts and resources of member %r were not stored: %s", live_member.name, error)
+            self._load_again_later(live_member.member_id)
+        else:
+            if has_changed:
+                self._on_change()
+
+    def _store(self, member_id: int, entries_by_kind: Mapping[str, tuple[Entry, ...]]) -> bool:
+        """Write the lists of an own member. Return whether they have changed."""
+        parts = [[entry.own_json for entry in entries_by_kind.get(kind, ())] for kind in KEYS]
+        digest = hashlib.sha256(b"\0".join(b"\0".join(part) + b"\1" for part in parts)).hexdigest()
+        before = MemberExtras.objects.filter(pk=member_id).values_list("digest", flat=True).first()
+        if digest == before or (before is None and not any(parts)) or not self._lifecycle.own_row(member_id).exists():
+            return False
+        prompts, resources, templates = ([jsonrpc.storable(quick_json.decode(each)) for each in part] for part in parts)
+        values = {"prompts": prompts, "resources": resources, "resource_templates": templates, "digest": digest}
+        MemberExtras.objects.update_or_create(pk=member_id, defaults=values)
+        return True
 
     async def _list_of(self, live_member: LiveMember, method: str, kind: str) -> tuple[Entry, ...]:
         entries: list[Entry] = []

@@ -34,7 +34,6 @@ logger = logging.getLogger("guildhall.gateway")
 
 GRACE_SECONDS = 2.0  # the other node ends a call at the same deadline as this one, and says why
 AGAIN_SECONDS = 0.2  # before the next look where the member is
-OTHERS_SECONDS = 2.0  # to tell the other nodes of a message
 LOST_SECONDS = 12.0  # after a broken connection, in which a node that ended loses its lease
 WHOLE = 262_144  # bytes of a reply that is read before it is relayed
 RELAYED_HEADERS = ("content-type", "retry-after", "allow", "www-authenticate")
@@ -173,17 +172,9 @@ class Forwarding:
 
     async def tell_others(self, verb: str, exchange: HttpExchange, message: Any = None) -> None:
         """Forward a message that has no response to all other nodes: they may have a part of the client's session."""
-        peers = list(self._members.peers.by_lease.values())
-        if not peers:
-            return
-        headers, body = forwarded_headers(exchange.headers), None if message is None else jsonrpc.encode(message)
-
-        async def tell(peer: Peer) -> None:
-            with contextlib.suppress(ClientError, TimeoutError):
-                async with asyncio.timeout(OTHERS_SECONDS):
-                    (await self._hop.send(peer, verb, exchange.target, headers, body)).release()
-
-        await asyncio.gather(*map(tell, peers))
+        if peers := list(self._members.peers.by_lease.values()):
+            body = None if message is None else jsonrpc.encode(message)
+            await self._hop.tell_all(peers, verb, exchange.target, forwarded_headers(exchange.headers), body)
 
 
 async def _relay_parts(response: Response, exchange: HttpExchange, headers: list[tuple[bytes, bytes]]) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import contextlib
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from mcp_runtime.client import remote, transport
 from mcp_runtime.gateway import hop_seals
 from mcp_runtime.gateway.peers import Peer
 from mcp_runtime.http1.client import Address, Connections, Response
-from mcp_runtime.protocol.errors import ConnectError
+from mcp_runtime.protocol.errors import ClientError, ConnectError
 
 NO_URL = "it has no address for other nodes. Set GUILD_HALL_NODE_URL there, or use the gateway of that node"
 GONE = "the node ended, or does not answer the database"
+TELL_SECONDS = 2.0
 MISDIRECTED = 421  # the other node did not act on the request
 # Headers of a client that concern only its own connection to this gateway.
 _NOT_FORWARDED = hop_seals.OF_THE_CONNECTION | {
@@ -59,6 +62,18 @@ class Hop:
         return await self._connections.request(
             address, verb, {**headers, hop_seals.HEADER: seal}, body, on_write=on_write
         )
+
+    async def tell_all(
+        self, peers: Iterable[Peer], verb: str, target: bytes, headers: Mapping[str, str], body: bytes | None = None
+    ) -> None:
+        """Send a message that has no response to all these nodes. Ignore errors, and wait at most TELL_SECONDS."""
+
+        async def tell(peer: Peer) -> None:
+            with contextlib.suppress(ClientError, TimeoutError):
+                async with asyncio.timeout(TELL_SECONDS):
+                    (await self.send(peer, verb, target, headers, body)).release()
+
+        await asyncio.gather(*map(tell, peers))
 
     def drop(self, peer: Peer) -> None:
         """End all requests to a node that is gone. A machine that freezes leaves its connections open."""

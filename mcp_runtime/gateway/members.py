@@ -15,7 +15,7 @@ from functools import partial
 from django.db import Error
 
 from mcp_runtime.gateway import catalog, failures
-from mcp_runtime.gateway.catalog import Extras, OfferedMember, Roster
+from mcp_runtime.gateway.catalog import OfferedMember, Roster
 from mcp_runtime.gateway.messages import Request
 from mcp_runtime.gateway.peers import LOOK_SECONDS, ElsewhereError, Peer, Peers, owner_of
 from mcp_runtime.members.availability import Availability
@@ -43,7 +43,6 @@ class Members:
         self._availability = availability
         self.peers = peers
         self._owners: dict[int, tuple[float, Peer]] = {}  # by member: until when this is believed, and the other node
-        self._extras: dict[str, Extras] = {}
         self._next_reload_at = 0.0
         self._stale = asyncio.Event()
         self._changes: dict[int, asyncio.Event] = {}  # by member. Set when a member changes that requests wait for
@@ -67,7 +66,7 @@ class Members:
 
     async def reload(self) -> None:
         """Load the roster. If that fails, continue with the one in memory."""
-        load = partial(catalog.load, dict(self._extras), self.roster)
+        load = partial(catalog.load, self.roster)
         try:
             self.roster = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, load)
         except Error as error:
@@ -88,12 +87,6 @@ class Members:
             # Clients can invent unknown names at no cost.
             duration = asyncio.get_running_loop().time() - started_at
             self._next_reload_at = max(self._next_reload_at, started_at + duration / RELOAD_UNKNOWN_SHARE)
-
-    def set_extras(self, name: str, extras: Extras) -> None:
-        """Store the prompts and resources that the member lists now."""
-        if extras != self._extras.get(name, Extras()):
-            self._extras[name] = extras
-            self._stale.set()
 
     def member_changed(self, member_id: int) -> None:
         """Handle a change of the member's status or tools."""

@@ -30,7 +30,7 @@ from mcp_runtime.gateway.endpoints.tools import ToolCalls
 from mcp_runtime.gateway.extras_loader import ExtrasLoader
 from mcp_runtime.gateway.forwarding import Forwarding
 from mcp_runtime.gateway.hop import Hop
-from mcp_runtime.gateway.hop_entry import HopEntry
+from mcp_runtime.gateway.hop_entry import CHANGED, HopEntry
 from mcp_runtime.gateway.hop_seals import Seals
 from mcp_runtime.gateway.intake import Intake
 from mcp_runtime.gateway.legacy import SessionClients
@@ -60,6 +60,7 @@ START_SECONDS = 10.0
 STOP_SECONDS = 1.0
 # For clients that are just sending: they get a response, and the notice that the connection closes.
 STOP_LISTENING_SECONDS = 0.1
+CHANGES_SECONDS = 0.2  # between two notes to other nodes that members have changed
 SESSIONS_SECONDS = 1.0  # between two looks at the sessions that ended at other nodes
 
 
@@ -170,7 +171,7 @@ class Gateway:
         relay = Relay(
             upstream, upstream_sessions, members, modern, AnswerStreams(upstream, upstream_sessions, questions)
         )
-        self._extras_loader = ExtrasLoader(self._lifecycle, upstream, relay, members)
+        self._extras_loader = ExtrasLoader(self._lifecycle, upstream, relay, self._note_change)
         self._client_streams = ClientStreams(upstream, upstream_sessions, modern, questions, members, hop)
         self._resumable = resumable = ResumableStreams()
 
@@ -186,11 +187,13 @@ class Gateway:
         self._hop_server = HttpServer(HopEntry(own_lease, seals, peers, serve_forwarded, members.reload_soon))
         peers.on_change = self._on_peers_changed
         self._closing = asyncio.Event()
+        self._has_changed = asyncio.Event()
         members.on_reload = self._client_streams.roster_changed
         await members.reload()
         background_tasks = [
             asyncio.ensure_future(members.reload_regularly()),
             asyncio.ensure_future(peers.look_regularly()),
+            asyncio.ensure_future(self._tell_peers_of_changes()),
             asyncio.ensure_future(self._end_sessions_regularly()),
         ]
         self._loop.call_soon(self._ready.set)
@@ -248,8 +251,21 @@ class Gateway:
         self._resumable.close()
         self._closing.set()
 
+    async def _tell_peers_of_changes(self) -> None:
+        """Let other nodes load the roster again soon after a member of this node has changed."""
+        while True:
+            await self._has_changed.wait()
+            self._has_changed.clear()
+            await self._hop.tell_all(self._peers.by_lease.values(), "POST", CHANGED, {})
+            await asyncio.sleep(CHANGES_SECONDS)
+
+    def _note_change(self) -> None:
+        self._members.reload_soon()
+        self._has_changed.set()
+
     def _on_member_changed(self, member_id: int) -> None:
         self._members.member_changed(member_id)
+        self._has_changed.set()
         self._client_streams.member_changed()
         self._extras_loader.member_changed(member_id)
 

@@ -1,4 +1,5 @@
 # Rows with the state of sessions replace a file in the data folder, because all nodes need it.
+
 from django.db import migrations, models
 
 

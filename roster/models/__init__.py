@@ -9,7 +9,7 @@ of a member, a call or a token goes into the module of that noun, with a migrati
 from roster.models.agents import Agent, AgentEvent, AgentMessage
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall, Node
-from roster.models.members import GuildMember, MemberGroup, PortAllocation, StatusChange, Tool
+from roster.models.members import GuildMember, MemberExtras, MemberGroup, PortAllocation, StatusChange, Tool
 from roster.models.sessions import ClientSession
 from roster.models.tokens import Token, TokenClient, TokenLimit
 
@@ -23,6 +23,7 @@ __all__ = [
     "ClientSession",
     "GuildMember",
     "Hall",
+    "MemberExtras",
     "MemberGroup",
     "Node",
     "PortAllocation",

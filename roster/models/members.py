@@ -279,6 +279,19 @@ class StatusChange(models.Model):
             return f"signal {-self.exit_code}"
 
 
+class MemberExtras(models.Model):
+    """The prompts, resources and resource templates that a member listed last. The owner of the member writes them."""
+
+    member = models.OneToOneField(GuildMember, on_delete=models.CASCADE, primary_key=True, related_name="extras")
+    prompts = JsonField(default=list, help_text="The prompts as the member sent them.")
+    resources = JsonField(default=list, help_text="The resources as the member sent them.")
+    resource_templates = JsonField(default=list, help_text="The resource templates as the member sent them.")
+    digest = models.CharField(max_length=64, editable=False, help_text="SHA-256 of the three lists.")
+
+    def __str__(self) -> str:
+        return f"extras of {self.member_id}"
+
+
 class Tool(models.Model):
     """A tool of a member, as in its last tools/list (REQ-MCP-HTTP-36, 37).
 

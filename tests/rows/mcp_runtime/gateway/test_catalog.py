@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from mcp_runtime.gateway import catalog
 from mcp_runtime.gateway.catalog import Entry, Extras, Roster, Selection
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import Agent, GuildMember, Tool
+from roster.models import Agent, GuildMember, MemberExtras, Tool
 
 LISTS = {
     "prompts": [{"name": "greet"}],
@@ -23,13 +23,11 @@ LISTS = {
 ALL = Selection()
 
 
-def make_extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> Extras:
-    return Extras(
-        *(
-            tuple(filter(None, (catalog.entry(member, kind, definition) for definition in lists.get(kind, []))))
-            for kind in catalog.KEYS
-        )
-    )
+def make_extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> None:
+    columns = {"prompts": "prompts", "resources": "resources", "resourceTemplates": "resource_templates"}
+    values = {column: lists.get(kind, []) for kind, column in columns.items()}
+    row = GuildMember.objects.get(name=member)
+    MemberExtras.objects.update_or_create(pk=row.pk, defaults={**values, "digest": json.dumps(values)[-64:]})
 
 
 def make_member(name: str, *tools: str, **fields: Any) -> GuildMember:
@@ -51,12 +49,10 @@ def roster(db: None) -> Roster:
     make_member("off", "t", enabled=False)
     make_member("gone", "t", removed_at="2026-01-01T00:00:00Z")
     Tool.objects.filter(name="z").update(enabled=False)
-    extras_by_member = {
-        "a": make_extras("a", LISTS),
-        "off": make_extras("off", LISTS),
-        "b": make_extras("b", {"prompts": LISTS["prompts"]}),
-    }
-    return catalog.load(extras_by_member, Roster())
+    make_extras("a", LISTS)
+    make_extras("off", LISTS)
+    make_extras("b", {"prompts": LISTS["prompts"]})
+    return catalog.load(Roster())
 
 
 def test_the_roster_is_loaded_from_its_rows(roster: Roster) -> None:
@@ -95,7 +91,8 @@ def test_an_invalid_field_of_one_entry_does_not_break_the_list(db: None) -> None
         "resources": [{**INVALID_FIELDS, "uri": "x:1"}, valid_resource],
         "resourceTemplates": [{**INVALID_FIELDS, "uriTemplate": "x:{n}"}],
     }
-    roster = catalog.load({"a": make_extras("a", lists)}, Roster())
+    make_extras("a", lists)
+    roster = catalog.load(Roster())
     entries = {kind: json.loads(roster.list_of(kind, OPERATOR, ALL)) for kind in ("prompts", "resources")}
     templates = json.loads(roster.list_of("resourceTemplates", OPERATOR, ALL))
     assert len(ListPromptsResult.model_validate({"prompts": entries["prompts"]}).prompts) == 2
@@ -209,7 +206,8 @@ class CountedUri(str):
 
 def roster_with(templates: list[str], roster: Roster) -> Roster:
     lists = {"resourceTemplates": [{"uriTemplate": template, "name": "t"} for template in templates]}
-    return replace(roster, extras={"a": make_extras("a", lists)})
+    make_extras("a", lists)
+    return replace(roster, extras={"a": catalog.load(Roster()).extras["a"]})
 
 
 def test_a_template_is_split_when_it_is_listed_and_not_for_each_uri(
@@ -241,7 +239,7 @@ def test_a_schema_with_secrets_is_marked_as_secretive(db: None) -> None:
     for name, schema in {"open": {"type": "string"}, "secret": {"type": "string", "format": "password"}}.items():
         definition = {"name": name, "inputSchema": {"type": "object", "properties": {"key": schema}}}
         Tool.objects.create(member=row, name=name, definition=definition)
-    tools = catalog.load({}, Roster()).members["a"].tools
+    tools = catalog.load(Roster()).members["a"].tools
     assert {name: bool(tool.secretive_schema) for name, tool in tools.items()} == {"open": False, "secret": True}
 
 
@@ -251,7 +249,7 @@ def test_parameter_headers_are_read_with_the_roster_and_invalid_ones_are_ignored
     for name, kind in {"right": "string", "wrong": "object"}.items():
         schema = {"type": "object", "properties": {"city": {"type": kind, "x-mcp-header": "City"}}}
         Tool.objects.create(member=row, name=name, definition={"name": name, "inputSchema": schema})
-    tools = catalog.load({}, Roster()).members["a"].tools
+    tools = catalog.load(Roster()).members["a"].tools
     headers = {name: dict(tool.parameter_headers) for name, tool in tools.items()}
     assert headers == {"right": {("city",): "Mcp-Param-City"}, "wrong": {}}
 
@@ -260,7 +258,7 @@ def test_parameter_headers_are_read_with_the_roster_and_invalid_ones_are_ignored
 def test_a_schema_without_parameter_headers_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     Tool.objects.create(member=make_member("a"), name="t", definition={"name": "t", "inputSchema": {"type": "object"}})
     monkeypatch.setattr(catalog.mcp, "parameter_headers", lambda _: pytest.fail("searched"))
-    assert not catalog.load({}, Roster()).members["a"].tools["t"].parameter_headers
+    assert not catalog.load(Roster()).members["a"].tools["t"].parameter_headers
 
 
 @pytest.mark.django_db
@@ -281,11 +279,23 @@ def test_an_agent_is_available_only_to_its_creator() -> None:
     assert catalog.members_of_agent(agent.pk, bob.pk) is None
 
 
+@pytest.mark.django_db
+def test_extras_are_made_again_only_if_their_row_has_changed() -> None:
+    for name in ("a", "b"):
+        make_member(name)
+        make_extras(name, LISTS)
+    before = catalog.load(Roster())
+    make_extras("a", {"prompts": LISTS["prompts"]})
+    after = catalog.load(before)
+    assert after.extras["b"] is before.extras["b"]
+    assert (len(before.extras["a"].resources), len(after.extras["a"].resources)) == (2, 0)
+
+
 def test_a_tool_is_made_again_only_if_its_row_has_changed(db: None) -> None:
     make_member("a", "same", "changed", "checked")
-    before = catalog.load({}, Roster())
+    before = catalog.load(Roster())
     Tool.objects.filter(name="changed").update(definition={"name": "changed", "description": "another"})
     Tool.objects.filter(name="checked").update(schema_error="no schema")
-    tools, after = before.members["a"].tools, catalog.load({}, before).members["a"].tools
+    tools, after = before.members["a"].tools, catalog.load(before).members["a"].tools
     assert {name: after[name] is tools[name] for name in tools} == {"same": True, "changed": False, "checked": False}
     assert json.loads(after["changed"].own_json)["description"] == "another"
