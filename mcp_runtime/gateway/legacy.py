@@ -85,14 +85,15 @@ class SessionClients:
         else:
             message_id, size = checked_id(message), post.size
             request = Request(message_id, message["method"], params_of(message), client, Deadline(), size, place.path)
+            is_level = request.method == "logging/setLevel" and not place.is_forwarded
+            if is_level:  # before the reply, because the client's next call may go to a member of any node
+                await self._forwarding.tell_others("POST", post.exchange, message)
             with self._responder.running(session, request):
                 await self._responder.reply(post, request)
             if request.method in SUBSCRIBING:
-                await self._sessions.save(session)
                 self._streams.subscriptions_changed(place, client, session)
-            elif request.method == "logging/setLevel" and not place.is_forwarded:
+            if is_level or request.method in SUBSCRIBING:
                 await self._sessions.save(session)
-                await self._forwarding.tell_others("POST", post.exchange, message)
 
     async def _receive_answer(self, post: Post, session: ClientSession, message: dict[str, Any]) -> None:
         """Pass a client's answer on to the member that asked the question."""

@@ -16,6 +16,7 @@ from tests.conformance import bearer, suite
 from tests.conformance.suite import Outcome
 from tests.conftest import eventually
 from tests.support.hall import Hall
+from tests.support.nodes import Machine
 
 EVERYTHING = suite.FOLDER / "everything.py"
 # The members of the hall, by their era.
@@ -182,8 +183,21 @@ class Gateway:
 @contextlib.contextmanager
 def gateway(folder: Path) -> Iterator[Gateway]:
     """A new hall in `folder`. Its members are the everything server, once for each of `MEMBERS`."""
-    environment = {"DATABASE_URL": "", "REDIS_URL": ""}
-    hall = Hall(folder)
+    with running(Hall(folder), {"DATABASE_URL": "", "REDIS_URL": ""}) as instance:
+        yield instance
+
+
+@contextlib.contextmanager
+def gateway_of_another_node(folder: Path, database_url: str) -> Iterator[Gateway]:
+    """The gateway of a node that owns no members, in a hall with two nodes. The database is empty."""
+    environment = {"DATABASE_URL": database_url, "REDIS_URL": ""}
+    owner, other = Machine(folder / "owner", "owner"), Machine(folder / "other", "other")
+    with running(owner, environment), running(other, environment) as instance:
+        yield instance
+
+
+@contextlib.contextmanager
+def running(hall: Hall, environment: dict[str, str]) -> Iterator[Gateway]:
     for era, name in MEMBERS.items():
         # Three servers start at the same time, and each start takes 2 s of CPU time.
         hall.add(name, args=[str(EVERYTHING), "--port", "${PORT}", "--era", era], start_timeout=60)
