@@ -22,6 +22,7 @@ from bench import peers, plots, starting
 from bench.figures import Figure, percentile
 from bench.gateway import gateway
 from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family, free_port, is_member, wait_until
+from bench.hop import hop
 from bench.instructions import instructions
 from bench.nodes import nodes
 
@@ -280,7 +281,7 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "gateway": (gateway, 5),
 }
 # Needs a PostgreSQL server, so it runs only when it is named.
-ON_POSTGRESQL: dict[str, tuple[Callable[[int], list[Figure]], int]] = {"nodes": (nodes, 20)}
+ON_POSTGRESQL: dict[str, tuple[Callable[[int], list[Figure]], int]] = {"nodes": (nodes, 20), "hop": (hop, 5)}
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 `echo.py PORT [MODE...]`: one tool, echo; handshake versions, a session per client. It is served as members usually are,
 by uvicorn with httptools. Modes: `lean` has a few lines in uvicorn's place, which cost half; `tools=N` lists N
-tools; `stdio`, then without a port, is the same behind a pipe.
+tools; `pause=SECONDS` answers each call so much later (not with `lean`); `stdio`, then without a port, is the same
+behind a pipe.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 MODES = sys.argv[1:]
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 COUNT = next((int(mode.removeprefix("tools=")) for mode in MODES if mode.startswith("tools=")), 1)
+PAUSE = next((float(mode.removeprefix("pause=")) for mode in MODES if mode.startswith("pause=")), 0.0)
 TOOLS = [
     {"name": "echo" if number == 0 else f"echo_{number}", "description": "Says it again.", "inputSchema": SCHEMA}
     for number in range(COUNT)
@@ -66,6 +68,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         if not part.get("more_body"):
             break
     status, content, session = served(scope["method"], body)
+    if PAUSE and b'"tools/call"' in body:
+        await asyncio.sleep(PAUSE)
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     if session:
         headers.append((b"mcp-session-id", session.encode()))

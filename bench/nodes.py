@@ -10,8 +10,9 @@ import os
 import statistics
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -21,24 +22,32 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from bench.figures import Figure, percentile
-from bench.hall import ROOT, BenchHall, wait_until
+from bench.hall import ROOT, BenchHall, free_port, wait_until
+from bench.loads import ECHO
 
 SERVER = ROOT / "tests" / "support" / "servers" / "server.py"
 NAMES = ("a", "b", "c")
 SLOTS = 16
 MEMBERS = 12
 CALL_SECONDS = 0.1
+ECHO_NODE = {"state": "none", "files": ["echo.py"]}
 MEMBERS_NODE = {"state": "none", "files": ["server.py"]}
 
 
 class NodesHall:
     """Nodes with folders and ports of their own. The first one has the web."""
 
-    def __init__(self, database: str, members: int) -> None:
+    def __init__(
+        self, database: str, members: int, echoes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    ) -> None:
         self.database = psycopg.connect(database, autocommit=True)
         self.nodes = [BenchHall(0, database_url=database, prepare=False) for _ in NAMES]
         for name, node in zip(NAMES, self.nodes, strict=True):
             node.environment |= {"GUILD_HALL_NODE": name, "GUILD_HALL_CONCURRENCY": str(SLOTS)}
+            node.environment["GUILD_HALL_NODE_URL"] = f"http://127.0.0.1:{free_port()}"
+            for echo, modes in echoes.items():
+                node.add(echo, "echo.py", "${PORT}", *modes, node=ECHO_NODE, max_concurrency=SLOTS)
+                (node.folder / "members" / echo / "echo.py").write_bytes(ECHO.read_bytes())
             for number in range(members):
                 self._add_member(node, f"m{number:02}")
         self.first.manage("migrate", "-v0")
@@ -120,16 +129,18 @@ class NodesHall:
 
 
 @contextlib.contextmanager
-def nodes_hall(members: int = MEMBERS) -> Iterator[NodesHall]:
+def nodes_hall(members: int = MEMBERS, **options: Any) -> Iterator[NodesHall]:
     server = os.environ.get("DATABASE_URL", "")
     if not server.startswith("postgres"):
-        raise SystemExit("bench: `nodes` needs a PostgreSQL server. Set DATABASE_URL=postgres://...")
+        raise SystemExit("bench: `nodes` and `hop` need a PostgreSQL server. Set DATABASE_URL=postgres://...")
     name = f"guildhall_bench_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
     parts = conninfo_to_dict(server)
     user = f"{parts.get('user', 'postgres')}:{parts.get('password', '')}".rstrip(":")
-    hall = NodesHall(f"postgres://{user}@{parts.get('host', '127.0.0.1')}:{parts.get('port', 5432)}/{name}", members)
+    hall = NodesHall(
+        f"postgres://{user}@{parts.get('host', '127.0.0.1')}:{parts.get('port', 5432)}/{name}", members, **options
+    )
     try:
         yield hall
     finally:
