@@ -37,6 +37,7 @@
 -- has: roster 0020_node_url
 -- has: roster 0021_client_sessions
 -- has: roster 0022_member_extras
+-- has: roster 0023_token_buckets
 -- has: sessions 0001_initial
 CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
 CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -123,6 +124,7 @@ CREATE TABLE "roster_node" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "na
 CREATE TABLE "roster_clientsession" ("digest" varchar(64) NOT NULL PRIMARY KEY, "ended_at" datetime NULL, "log_level" varchar(20) NOT NULL, "subscriptions" text DEFAULT '{}' NOT NULL CHECK ((JSON_VALID("subscriptions") OR "subscriptions" IS NULL)), "changed_at" datetime NOT NULL);
 CREATE INDEX "roster_clientsession_changed_at_c5f7a8f4" ON "roster_clientsession" ("changed_at");
 CREATE TABLE "roster_memberextras" ("member_id" bigint NOT NULL PRIMARY KEY REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "prompts" text NOT NULL CHECK ((JSON_VALID("prompts") OR "prompts" IS NULL)), "resources" text NOT NULL CHECK ((JSON_VALID("resources") OR "resources" IS NULL)), "resource_templates" text NOT NULL CHECK ((JSON_VALID("resource_templates") OR "resource_templates" IS NULL)), "digest" varchar(64) NOT NULL);
+CREATE TABLE "roster_tokenbucket" ("token_id" bigint NOT NULL PRIMARY KEY REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "full_at" datetime NOT NULL);
 CREATE TABLE "django_session" ("session_key" varchar(40) NOT NULL PRIMARY KEY, "session_data" text NOT NULL, "expire_date" datetime NOT NULL);
 CREATE INDEX "django_session_expire_date_a5c62663" ON "django_session" ("expire_date");
 INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0001_initial', datetime('now'));
@@ -164,4 +166,5 @@ INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0019_key_f
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0020_node_url', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0021_client_sessions', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0022_member_extras', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0023_token_buckets', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', datetime('now'));

@@ -24,6 +24,7 @@ A module imports only modules that stand further down in this list. A request ta
     replies, eras           HTTP replies; the differences between the two eras of MCP
     failures                error messages for requests that get no response
     messages                a client, its session, its request and the reply
+    shares                  this gateway's share in the calls of a token, in a hall with several nodes
     hop, peers, hop_seals   requests to other nodes; the nodes that run now; the proof that a request is from a node
     call_log, tasks         writes calls to the database; limits each task of a member to the token that created it
     call_rows               inserts calls as rows

@@ -171,10 +171,13 @@ class App:
             )
         with self._intake.body_budget(principal.owner) as reserve:
             size, message = await self._intake.read_message(principal.owner, exchange, reserve)
-            # A node counts the messages that its own clients send to it.
-            counted = contextlib.nullcontext() if place.is_forwarded else self._intake.count_message(principal, message)
-            with counted:
-                await self._message(Post(place, principal, exchange, size, message))
+            post = Post(place, principal, exchange, size, message)
+            if place.is_forwarded:  # the node that forwarded it has counted it
+                await self._message(post)
+                return
+            is_shared = self._intake.has_shares and await self._intake.take_share(principal, message)
+            with self._intake.count_message(principal, message, is_shared=is_shared):
+                await self._message(post)
 
     async def _message(self, post: Post) -> None:
         message = post.message

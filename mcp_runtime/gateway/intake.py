@@ -19,6 +19,7 @@ import msgspec
 
 from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.replies import Refusal
+from mcp_runtime.gateway.shares import Shares
 from mcp_runtime.http1.server import BODY_SECONDS, MAX_BODY, HttpExchange, TooLargeError
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import MethodError, ProtocolError, TooManyCallsError
@@ -54,7 +55,8 @@ class Intake:
     `thread_time` returns the CPU time of the current thread in seconds.
     """
 
-    def __init__(self, thread_time: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, shares: Shares, thread_time: Callable[[], float] = time.thread_time) -> None:
+        self._shares = shares
         self._thread_time = thread_time
         self._byte_budget = ByteBudget(
             of_token=MAX_BODY_BYTES_PER_TOKEN, of_user=MAX_BODY_BYTES_PER_USER, in_all=MAX_TOTAL_BODY_BYTES
@@ -86,8 +88,10 @@ class Intake:
             self._byte_budget.give_back(owner, reserved_bytes)
 
     @contextlib.contextmanager
-    def count_message(self, principal: Principal, message: Any) -> Iterator[None]:
+    def count_message(self, principal: Principal, message: Any, *, is_shared: bool = False) -> Iterator[None]:
         """Count one message against the limits of its token. Raises Refusal.
+
+        `is_shared` is the result of `take_share`.
 
         Every message counts as a call in this minute. A request also counts as a concurrent call until the context
         ends. Notifications and responses do not, because a concurrent call may wait for them. A subscription stream
@@ -98,12 +102,13 @@ class Intake:
         )
         # 0 means no limit.
         limits = principal.limits if is_concurrent_call else replace(principal.limits, max_in_flight=0)
+        if is_shared:
+            limits = replace(limits, calls_per_minute=0)
         key = principal.token_id or 0
         try:
             self._limiter.enter(key, limits)
         except TooManyCallsError as error:
-            headers = [(b"retry-after", str(max(1, math.ceil(error.retry_after))).encode())]
-            raise Refusal(429, MethodError(INVALID_REQUEST, str(error)), message_id_of(message), headers) from error
+            raise _too_many(error, message) from error
         if not is_concurrent_call:
             self._limiter.leave(key)
         try:
@@ -111,6 +116,18 @@ class Intake:
         finally:
             if is_concurrent_call:
                 self._limiter.leave(key)
+
+    @property
+    def has_shares(self) -> bool:
+        """Whether there are other gateways. This one alone must not wait for the database."""
+        return self._shares.are_needed
+
+    async def take_share(self, principal: Principal, message: Any) -> bool:
+        """Count one message against the limit of all gateways together. Raises Refusal. False if no row counts it."""
+        try:
+            return await self._shares.take(principal)
+        except TooManyCallsError as error:
+            raise _too_many(error, message) from error
 
     async def read_message(
         self, owner: Owner, exchange: HttpExchange, reserve: Callable[[int], None]
@@ -153,6 +170,11 @@ async def read_body(exchange: HttpExchange, reserve: Callable[[int], None] = lam
     except TimeoutError:
         text = f"the request body did not arrive within {BODY_SECONDS:g} s"
         raise Refusal(408, MethodError(INVALID_REQUEST, text)) from None
+
+
+def _too_many(error: TooManyCallsError, message: Any) -> Refusal:
+    headers = [(b"retry-after", str(max(1, math.ceil(error.retry_after))).encode())]
+    return Refusal(429, MethodError(INVALID_REQUEST, str(error)), message_id_of(message), headers)
 
 
 def message_id_of(message: Any) -> Any:

@@ -158,8 +158,10 @@ class SessionClients:
                     message_id, size = checked_id(message), post.size // len(messages)
                     params, path = params_of(message), post.place.path
                     request = Request(message_id, message["method"], params, client, Deadline(), size, path)
+                    principal = client.principal
+                    is_shared = self._intake.has_shares and await self._intake.take_share(principal, message)
                     with (
-                        self._intake.count_message(client.principal, message),
+                        self._intake.count_message(principal, message, is_shared=is_shared),
                         self._responder.running(session, request),
                     ):
                         return (await self._responder.final(post, request, message)).body

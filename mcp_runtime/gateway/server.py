@@ -40,6 +40,7 @@ from mcp_runtime.gateway.modern import ModernClients
 from mcp_runtime.gateway.peers import Peer, Peers
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.session_streams import SessionStreams
+from mcp_runtime.gateway.shares import Shares
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
 from mcp_runtime.gateway.streams.resumable import ResumableStreams
 from mcp_runtime.gateway.upstream.answer_streams import AnswerStreams
@@ -165,6 +166,7 @@ class Gateway:
         upstream_sessions = UpstreamSessions(upstream)
         options, own_lease = self._options, self._lifecycle.lease_id
         self._peers = peers = Peers(own_lease)
+        self._shares = shares = Shares(peers)
         self._hop = hop = Hop(own_lease, options.hop_key, options.plain_http_hosts, options.ca)
         self._members = members = Members(self._lifecycle, Availability(self._lifecycle, self._wake_supervisor), peers)
         modern, questions = ModernMembers(upstream, upstream_sessions), Questions(upstream, upstream_sessions)
@@ -194,6 +196,7 @@ class Gateway:
             asyncio.ensure_future(members.reload_regularly()),
             asyncio.ensure_future(peers.look_regularly()),
             asyncio.ensure_future(self._tell_peers_of_changes()),
+            asyncio.ensure_future(shares.give_back_regularly()),
             asyncio.ensure_future(self._end_sessions_regularly()),
         ]
         self._loop.call_soon(self._ready.set)
@@ -207,13 +210,16 @@ class Gateway:
             await upstream_sessions.background.close(STOP_SECONDS / 4)
             for task in background_tasks:
                 task.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS / 4):
+                    await shares.give_back()
             upstream.close()
             hop.close()
 
     def _app(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions, relay: Relay) -> App:
         """Create the objects that answer clients, on top of those that send requests to members."""
         members, sessions = self._members, self._sessions
-        intake, rewriting = Intake(), Rewriting(upstream)
+        intake, rewriting = Intake(self._shares), Rewriting(upstream)
         introductions = Introductions(members, upstream, upstream_sessions, self._recorder.programs)
         endpoints = Endpoints(
             upstream_sessions,

@@ -11,7 +11,7 @@ from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall, Node
 from roster.models.members import GuildMember, MemberExtras, MemberGroup, PortAllocation, StatusChange, Tool
 from roster.models.sessions import ClientSession
-from roster.models.tokens import Token, TokenClient, TokenLimit
+from roster.models.tokens import Token, TokenBucket, TokenClient, TokenLimit
 
 __all__ = [
     "Agent",
@@ -30,6 +30,7 @@ __all__ = [
     "Preset",
     "StatusChange",
     "Token",
+    "TokenBucket",
     "TokenClient",
     "TokenLimit",
     "Tool",

@@ -209,3 +209,13 @@ class TokenClient(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}".strip()
+
+
+class TokenBucket(models.Model):
+    """The calls of a token in this minute, for all gateways of a hall with several nodes. They borrow calls from it."""
+
+    token = models.OneToOneField(Token, on_delete=models.CASCADE, primary_key=True, related_name="bucket")
+    full_at = models.DateTimeField(help_text="When all calls of a minute may be made again, by the database's clock.")
+
+    def __str__(self) -> str:
+        return f"bucket of {self.token_id}"

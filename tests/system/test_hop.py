@@ -14,6 +14,7 @@ from roster.models import Call, GuildMember
 from tests.conftest import ROOT, eventually
 from tests.support.agents import GatewayClient, make_token, messages_of
 from tests.support.hall import PATIENCE, wait_for_status
+from tests.support.machine import Stopwatch
 from tests.support.nodes import Machine, on_postgresql, owner_of, wait_for_folders
 
 pytestmark = [pytest.mark.services, on_postgresql]
@@ -163,6 +164,18 @@ def test_prompts_and_resources_are_listed_and_read_at_every_gateway(machines: li
         uri = client.ask("resources/list")["result"]["resources"][0]["uri"]
         contents = client.ask("resources/read", uri=uri)["result"]["contents"]
         assert contents == [{"uri": "guild://one/counter://value", "text": "0"}]
+
+
+def test_the_limit_of_a_token_counts_the_calls_at_all_gateways_together(machines: list[Machine]) -> None:
+    limit = 120
+    for machine in machines:  # each gateway knows the others
+        eventually(lambda row=machine: "one__count" in tools_at(row), within=PATIENCE)
+    agent = Everywhere(machines, make_token(calls_per_minute=limit))
+    watch = Stopwatch()
+    statuses = [agent.next.modern("tools/call", name="one__count", arguments={}).status_code for _ in range(2 * limit)]
+    refilled = watch.elapsed * limit / 60 + 1
+    assert set(statuses) == {200, 429}
+    assert limit * 0.9 <= statuses.count(200) <= limit + refilled
 
 
 def test_an_ended_session_is_over_at_every_node(machines: list[Machine]) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 
 from mcp_runtime.gateway import intake
 from mcp_runtime.gateway.intake import Intake, check_shape, decode_message
+from mcp_runtime.gateway.peers import Peers
 from mcp_runtime.gateway.replies import Refusal
+from mcp_runtime.gateway.shares import Shares
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ProtocolError
 from tests.conftest import eventually
@@ -24,6 +27,7 @@ from tests.support.agents import make_token
 from tests.support.gateway_world import World, text
 from tests.support.scripted_server import Request as MemberRequest
 
+NO_SHARES = Shares(Peers(uuid.uuid4()))
 ANN, BOB = (1, 10), (2, 20)
 
 
@@ -111,7 +115,7 @@ def test_bodies_are_counted_by_token_by_user_and_in_all(monkeypatch: pytest.Monk
     monkeypatch.setattr(intake, "MAX_BODY_BYTES_PER_TOKEN", 100)
     monkeypatch.setattr(intake, "MAX_BODY_BYTES_PER_USER", 150)
     monkeypatch.setattr(intake, "MAX_TOTAL_BODY_BYTES", 200)
-    budgets = Intake()
+    budgets = Intake(NO_SHARES)
     with contextlib.ExitStack() as open_requests:
         for owner, size in (((1, 10), 100), ((1, 11), 50), ((2, 20), 50)):
             open_requests.enter_context(budgets.body_budget(owner))(size)
@@ -139,7 +143,7 @@ def test_large_messages_of_one_token_wait_for_its_share_of_the_loop_and_others_d
         return now
 
     async def use() -> None:
-        budgets = Intake(thread_time=thread_time)
+        budgets = Intake(NO_SHARES, thread_time=thread_time)
         await budgets.read_message(ANN, Body(), lambda size: None)  # type: ignore[arg-type]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(intake, "BODY_SECONDS", 0.01)

@@ -1,0 +1,140 @@
+"""The share of a gateway in the calls of a token. The row is replaced by a counter."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from mcp_runtime.gateway import shares
+from mcp_runtime.gateway.peers import Peer, Peers
+from mcp_runtime.gateway.shares import Shares
+from mcp_runtime.protocol.errors import TooManyCallsError
+from mcp_runtime.security.access import Principal
+from mcp_runtime.security.limits import Limits
+
+LIMIT = 600
+ANN = Principal(1, "ann", token_id=10, limits=Limits(calls_per_minute=LIMIT))
+
+
+class Bucket:
+    """The row, without a refill."""
+
+    def __init__(self) -> None:
+        self.calls = LIMIT
+        self.borrowed: list[int] = []
+        self.is_away = False
+
+    def borrow(self, token_id: int, limit: int, wanted: int, unused: int) -> tuple[int, float]:
+        if self.is_away:
+            raise OperationalError("no connection")
+        self.calls += unused
+        granted = min(wanted, self.calls)
+        self.calls -= granted
+        self.borrowed.append(granted)
+        return granted, 0.0 if granted else 3.0
+
+    def give_back(self, token_id: int, limit: int, unused: int) -> None:
+        self.calls += unused
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    bucket = Bucket()
+    monkeypatch.setattr(shares, "token_buckets", bucket)
+    monkeypatch.setattr(shares, "unit_of_work", lambda work: work())
+    return bucket
+
+
+def run(test: Callable[[list[Shares]], Coroutine[Any, Any, None]]) -> None:
+    """Run the test with the shares of three gateways."""
+
+    async def main() -> None:
+        await test([make_shares() for _ in range(3)])
+
+    asyncio.run(main())
+
+
+def make_shares() -> Shares:
+    peers = Peers(uuid.uuid4())
+    peers.by_lease = {name: Peer(name, name, "") for name in ("b", "c")}
+    return Shares(peers)
+
+
+async def count_calls(gateways: list[Shares], most: int) -> int:
+    """Call through all gateways in turn until one refuses."""
+    for number in range(most):
+        try:
+            assert await gateways[number % len(gateways)].take(ANN)
+        except TooManyCallsError:
+            return number
+    return most
+
+
+def test_all_gateways_together_accept_between_nine_tenths_and_the_whole_limit(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        accepted = 0
+        for gateway in gateways:
+            accepted += await count_calls([gateway], 10 * LIMIT)
+        assert accepted == LIMIT
+        with pytest.raises(TooManyCallsError) as refusal:
+            await gateways[0].take(ANN)
+        assert refusal.value.retry_after == 3.0
+
+    run(use)
+
+
+def test_a_gateway_refuses_before_less_than_a_tenth_is_borrowed_and_unused(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        assert LIMIT * 0.9 <= await count_calls(gateways, 10 * LIMIT) <= LIMIT
+        assert max(bucket.borrowed) == LIMIT // 30
+
+    run(use)
+
+
+def test_calls_that_were_not_made_are_given_back(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        await gateways[0].take(ANN)
+        assert bucket.calls == LIMIT - LIMIT // 30
+        await gateways[0].give_back()
+        assert bucket.calls == LIMIT - 1
+        await gateways[1].take(ANN)
+        monkeypatch.setattr(shares, "BORROWED_SECONDS", 0.001)
+        giving_back = asyncio.ensure_future(gateways[1].give_back_regularly())
+        while bucket.calls != LIMIT - 2:
+            await asyncio.sleep(0.001)
+            for share in gateways[1]._shares.values():
+                share.until = 0.0
+        giving_back.cancel()
+
+    run(use)
+
+
+def test_calls_are_counted_by_this_gateway_alone_while_the_database_is_away(
+    bucket: Bucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        bucket.is_away = True
+        assert await gateways[0].take(ANN) is False
+        assert "cannot be counted together (no connection)" in caplog.text
+        bucket.is_away = False
+        assert await gateways[0].take(ANN) is True
+
+    run(use)
+
+
+def test_a_token_without_a_limit_needs_no_share(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        assert await gateways[0].take(Principal(1, "ann", token_id=10)) is False
+        assert bucket.borrowed == []
+
+    run(use)
+
+
+def test_only_a_hall_with_several_gateways_needs_shares() -> None:
+    assert make_shares().are_needed
+    assert not Shares(Peers(uuid.uuid4())).are_needed
