@@ -20,7 +20,6 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
-from django.utils import timezone
 
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.protocol import jsonrpc
@@ -33,6 +32,7 @@ from mcp_runtime.protocol.errors import (
     TokenError,
     UnknownAgentError,
 )
+from mcp_runtime.rows import clock
 from mcp_runtime.rows.lease import held_by, held_by_none
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
@@ -180,7 +180,7 @@ def end_unserved_messages(lease_id: uuid.UUID) -> int:
 def _end_late(condition: Q, reason: str, lease_id: uuid.UUID) -> int:
     """End the queued messages that match, and have waited for longer than their timeout."""
     queued = AgentMessage.objects.filter(condition, status=Status.QUEUED).select_related("agent__node")
-    late = [row for row in queued if timezone.now() - row.queued_at > timedelta(seconds=row.timeout)]
+    late = [row for row in queued if clock.now() - row.queued_at > timedelta(seconds=row.timeout)]
     count = 0
     for message in late:
         text = reason.format(node=message.agent.node)
@@ -192,7 +192,7 @@ def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
     """Change a message from queued to running, once. Returns False if it was not queued any more."""
     with transaction.atomic():
         count = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
-            status=Status.RUNNING, started_at=timezone.now(), lease_id=lease_id
+            status=Status.RUNNING, started_at=clock.now(), lease_id=lease_id
         )
         if count:
             Agent.objects.filter(pk=message.agent_id).update(
@@ -231,7 +231,7 @@ def make_token(message: AgentMessage) -> str:
     if user is None or not user.is_active:
         raise RequestRefusedError("there is no active user whose rights the agent could have at the gateway")
     requester = _principal_of_token(message)
-    over_at = timezone.now() + timedelta(seconds=message.timeout) + TOKEN_GRACE
+    over_at = clock.now() + timedelta(seconds=message.timeout) + TOKEN_GRACE
     with transaction.atomic():
         row, token = Token.make(
             user=user,
@@ -311,7 +311,7 @@ def finish(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool
 def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcome) -> bool:
     changes: dict[str, Any] = {
         "status": outcome.status,
-        "finished_at": timezone.now(),
+        "finished_at": clock.now(),
         "result": jsonrpc.storable(outcome.result),
         "usage": jsonrpc.storable(outcome.usage),
         "error_kind": outcome.error_kind,
@@ -376,7 +376,7 @@ def cancel(message: AgentMessage) -> AgentMessage:
     outcome = Outcome(Status.CANCELLED, error_message="stopped before it was started")
     if not _finish(rows, message, outcome):
         running = AgentMessage.objects.filter(pk=message.pk, status=Status.RUNNING, cancel_requested_at=None)
-        running.update(cancel_requested_at=timezone.now())
+        running.update(cancel_requested_at=clock.now())
     message.refresh_from_db()
     return message
 
@@ -407,7 +407,7 @@ def is_under_way(agent: Agent, *, message: AgentMessage | None = None) -> bool:
 
 def prune(*, days: int) -> int:
     """Delete agents without activity for `days`, with their transcripts. Returns how many it deleted."""
-    since = timezone.now() - timedelta(days=days)
+    since = clock.now() - timedelta(days=days)
     young = AgentMessage.objects.filter(agent=OuterRef("pk"), queued_at__gte=since)
     active = AgentMessage.objects.filter(agent=OuterRef("pk"), status__in=AgentMessage.ACTIVE)
     old = Agent.objects.filter(~Exists(young), ~Exists(active), created_at__lt=since)

@@ -15,9 +15,8 @@ from typing import Any
 from django.db import connection
 from django.db.models import BooleanField, CharField, Field, FloatField, ForeignKey, JSONField, QuerySet, TextField
 from django.db.models.expressions import RawSQL
-from django.utils import timezone
 
-from mcp_runtime.rows import plain_sql
+from mcp_runtime.rows import clock, plain_sql
 from mcp_runtime.rows.compiled_queries import CompiledQuery
 from mcp_runtime.security.limits import Owner
 from roster.models import Call, GuildMember, Node
@@ -112,7 +111,7 @@ def _queue_query(lease_id: uuid.UUID, exclusions: Exclusions) -> CompiledQuery[C
 
 def claim(ids: list[int], lease_id: uuid.UUID) -> int:
     """Change these calls from queued to running, if this runtime owns their member. Return how many it changed."""
-    changes = {"status": Status.RUNNING, "started_at": timezone.now(), "lease_id": lease_id}
+    changes = {"status": Status.RUNNING, "started_at": clock.now(), "lease_id": lease_id}
     return _update(changes, len(ids), f"{QUEUED} AND {_owns_member(connection.vendor)}", ids, (lease_id,))
 
 

@@ -22,9 +22,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 from django.db import connection, transaction
-from django.utils import timezone
 
-from mcp_runtime.rows import lease
+from mcp_runtime.rows import clock, lease
 from roster.models import Call, CallRollup, GuildMember, Hall
 
 logger = logging.getLogger("guildhall.runtime")
@@ -95,12 +94,12 @@ class Series:
 
 def roll_up(until: datetime | None = None, *, keep_going: Callable[[], bool] = lambda: True) -> int:
     """Add the calls that ended before `until`, by default GRACE_SECONDS ago. Return how many. May run concurrently."""
-    target = until or timezone.now() - timedelta(seconds=GRACE_SECONDS)
+    target = until or clock.now() - timedelta(seconds=GRACE_SECONDS)
     count = 0
     while keep_going():
         rolled_up_until = lease.hall().rolled_up_until
         since = rolled_up_until or target - max(LIFETIMES.values())
-        if since > timezone.now() + CLOCK_TOLERANCE:
+        if since > clock.now() + CLOCK_TOLERANCE:
             logger.warning("calls were rolled up until %s, which is in the future: the clock was set back", since)
             Hall.objects.filter(pk=1, rolled_up_until=rolled_up_until).update(rolled_up_until=target)
         if since >= target:
@@ -118,7 +117,7 @@ def add_calls(call_ids: Iterable[int]) -> None:
     last = calls.values_list("finished_at", flat=True).first()
     rolled_up_until = lease.hall().rolled_up_until
     if last is not None and (rolled_up_until is None or last >= rolled_up_until):
-        roll_up(min(last, timezone.now()) + timedelta(microseconds=1))
+        roll_up(min(last, clock.now()) + timedelta(microseconds=1))
 
 
 def _add(rolled_up_until: datetime | None, since: datetime, until: datetime) -> int:
@@ -149,7 +148,7 @@ def _add(rolled_up_until: datetime | None, since: datetime, until: datetime) -> 
 
 def _rollups(rows: Iterable[tuple[Any, ...]]) -> list[CallRollup]:
     """Return the stored rollups plus these rows, which count calls by minute and slot."""
-    oldest = {seconds: int((timezone.now() - lifetime).timestamp()) for seconds, lifetime in LIFETIMES.items()}
+    oldest = {seconds: int((clock.now() - lifetime).timestamp()) for seconds, lifetime in LIFETIMES.items()}
     rollups: dict[Key, CallRollup] = {}
     for member_id, tool_name, minute, slot, calls, failed, took in rows:
         for seconds in LIFETIMES:
@@ -192,7 +191,7 @@ def _add_to(row: CallRollup, calls: int, failed: int, took: float, slots: Mappin
 
 def delete_expired() -> None:
     """Delete the rollups that no plot shows any more."""
-    now = timezone.now()
+    now = clock.now()
     for seconds, lifetime in LIFETIMES.items():
         CallRollup.objects.filter(seconds=seconds, begins__lt=int((now - lifetime).timestamp())).delete()
 
@@ -207,7 +206,7 @@ def series(
 
     One query. The number of rows that it reads does not grow with the number of calls.
     """
-    now = timezone.now()
+    now = clock.now()
     starts = span.starts(now)
     of_members, names = _member_condition(member_id, without)
     of_tool = " AND tool_name = %s" if tool_name else ""
@@ -232,7 +231,7 @@ def series(
 
 def last_hour() -> dict[int, list[tuple[int, int]]]:
     """Return (calls, failed calls) of SPARK_POINTS times SPARK_SECONDS by member, oldest first. One query."""
-    now = timezone.now()
+    now = clock.now()
     starts = Span("spark", SPARK_SECONDS, SPARK_POINTS).starts(now)
     minutes = list(range(starts[0], starts[-1] + SPARK_SECONDS, 60))
     sql = f"""WITH ended AS MATERIALIZED ({_ended_calls(_LIVE_WHERE)})

@@ -20,7 +20,6 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
 from django.db.models import Count, F, Value
 from django.db.models.fields.json import KT
-from django.utils import timezone
 
 from mcp_runtime.calls import statements, statistics
 from mcp_runtime.calls.statements import (
@@ -47,7 +46,7 @@ from mcp_runtime.protocol.errors import (
     UnknownMemberError,
     UnknownToolError,
 )
-from mcp_runtime.rows import plain_sql
+from mcp_runtime.rows import clock, plain_sql
 from mcp_runtime.rows.changes import CALL_ENDED, notify
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.rows.lease import held_by_none
@@ -126,6 +125,7 @@ def queue(
         requester=requester.name,
         secret_paths=secret_paths,
         idempotency_key=idempotency_key,
+        queued_at=clock.now(),
     )
     if idempotency_key is None:
         statements.insert(call)
@@ -312,7 +312,7 @@ def _finish(call: Call, outcome: Outcome, condition: str, *lease_ids: uuid.UUID)
     """End the call if `condition` is true, and return whether it was true. `lease_ids` are its parameters."""
     changes: dict[str, Any] = {
         "status": outcome.status,
-        "finished_at": timezone.now(),
+        "finished_at": clock.now(),
         "result": outcome.result,
         "error_kind": outcome.error_kind,
         "error_message": jsonrpc.storable(outcome.error_message),  # it may contain text of the member
@@ -359,7 +359,7 @@ def cancel(call: Call) -> Call:
 
     Raises NotCancellableError if the call has ended.
     """
-    now = timezone.now()
+    now = clock.now()
     if not _finish(call, Outcome.cancelled("cancelled before the call started"), QUEUED):
         rows = Call.objects.filter(pk=call.pk, status=Status.RUNNING)
         if not rows.filter(cancel_requested_at=None).update(cancel_requested_at=now) and not rows.exists():
@@ -378,7 +378,7 @@ def cancel_calls_of_tokens(token_ids: Collection[int]) -> None:
             _finish(call, outcome, QUEUED)
         # One statement for the others, because they may be thousands.
         rows.filter(secret_paths=[]).update(
-            status=outcome.status, finished_at=timezone.now(), error_message=outcome.error_message
+            status=outcome.status, finished_at=clock.now(), error_message=outcome.error_message
         )
         notify(CALL_ENDED)
 
@@ -398,7 +398,7 @@ def prune(*, days: int, keep: int) -> int:
     """
     count = 0
     finished_calls = Call.objects.filter(status__in=Call.FINISHED)
-    expired = finished_calls.filter(finished_at__lt=timezone.now() - timedelta(days=days))
+    expired = finished_calls.filter(finished_at__lt=clock.now() - timedelta(days=days))
     newest_surplus = finished_calls.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
     surplus = finished_calls.filter(id__lte=newest_surplus) if newest_surplus else finished_calls.none()
     for rows in (expired, surplus):
@@ -410,7 +410,7 @@ def prune(*, days: int, keep: int) -> int:
 
 def prune_status_changes(*, days: int) -> int:
     """Delete status changes that are older than `days` days. Return how many."""
-    return StatusChange.objects.filter(created_at__lt=timezone.now() - timedelta(days=days)).delete()[0]
+    return StatusChange.objects.filter(created_at__lt=clock.now() - timedelta(days=days)).delete()[0]
 
 
 def _prune_batch(ids: list[int]) -> int:

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 from django.db import connection, transaction
 from django.db.models import Q
-from django.utils import timezone
 
 from mcp_runtime.calls import transitions
 from mcp_runtime.calls.statements import active_calls
 from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
+from mcp_runtime.rows import clock
 from mcp_runtime.rows.lease import held_by_none
 from roster.models import Call, GuildMember
 
@@ -91,7 +91,7 @@ class WaitingCalls:
         for call in rows:
             queued_at = queue_times.get(call.pk)
             if queued_at is None:  # read the wall clock only once, because it may be changed while the call waits
-                queued_at = time.monotonic() - max((timezone.now() - call.queued_at).total_seconds(), 0.0)
+                queued_at = time.monotonic() - max((clock.now() - call.queued_at).total_seconds(), 0.0)
             self._queue_times[call.pk] = queued_at
             since = max(queued_at, wait_start)
             if reason := self._availability.no_use_waiting(member, since, since + call.timeout):

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -36,6 +35,7 @@ from mcp_runtime.protocol.errors import (
     RequestTimeoutError,
     ToolError,
 )
+from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import give_connection_back, wait_for_locks
 from mcp_runtime.schemas import schema_work, secrets
 from mcp_runtime.security import principals
@@ -321,7 +321,7 @@ class Recorder:
             outcome, result, error_data = self._outcome(call)
         principal = call.principal
         arguments, paths = self._arguments(call)
-        started_at, finished_at = _datetime_of(call.started_at), _datetime_of(call.finished_at)
+        started_at, finished_at = clock.of_local(call.started_at), clock.of_local(call.finished_at)
         return {
             "member_id": call.member_id,
             "tool_name": jsonrpc.storable(call.tool[:255]),
@@ -447,7 +447,3 @@ def _result_of(body: bytes) -> Raw | None:
     except msgspec.MsgspecError:
         return None
     return response.result if response.result and not response.error else None
-
-
-def _datetime_of(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

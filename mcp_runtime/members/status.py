@@ -16,13 +16,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from django.db.models import F, QuerySet
-from django.utils import timezone
 
 from mcp_runtime.members import tools
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.readiness import Introduction
 from mcp_runtime.members.restarts import SLOW_DELAY, Restarts, is_tried_slowly, next_try_after
 from mcp_runtime.protocol.jsonrpc import storable
+from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import persistently, short_transaction
 from roster.models import GuildMember, PortAllocation, StatusChange
 
@@ -70,7 +70,7 @@ class Statuses:
                 warnings=introduction.warnings,
                 pid=live_member.process.pid,
                 last_port=live_member.port or None,
-                started_at=timezone.now(),
+                started_at=clock.now(),
                 protocol_version=handshake.protocol_version,
                 server_info=handshake.server_info,
                 capabilities=handshake.capabilities,
@@ -164,7 +164,7 @@ class Statuses:
     ) -> bool:
         """Change a member's status, and write a StatusChange, by compare-and-set as its owner."""
         unchanged = {} if epoch_before is None else {"epoch": epoch_before}
-        now = timezone.now()
+        now = clock.now()
         if exit_code is not None:
             facts["exit_code"] = exit_code
         with short_transaction():

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from django.db import connection
 from django.db.models import F, Q, QuerySet
-from django.utils import timezone
 
+from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import short_transaction
 from roster.models import GuildMember, Node, PortAllocation, StatusChange
 
@@ -108,7 +108,7 @@ def _settle(members: QuerySet[GuildMember], cause: str) -> QuerySet[GuildMember]
     # Not `no_key`: a claim of a call (FOR KEY SHARE) must wait for this transaction, and check the owner after it.
     rows = list(members.select_for_update(of=("self",)).only("status", "next_restart_at"))
     ids = [row.pk for row in rows]
-    now = timezone.now()
+    now = clock.now()
     PortAllocation.objects.filter(member_id__in=ids).delete()
     unsettled = [row for row in rows if row.status != Status.DISCONNECTED or row.next_restart_at is not None]
     StatusChange.objects.bulk_create(
