@@ -36,7 +36,7 @@ from mcp_runtime.rows import clock
 from mcp_runtime.rows.lease import held_by, held_by_none
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Hall, Node, Token
+from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Node, Token
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -283,8 +283,8 @@ def _principal_of_token(message: AgentMessage) -> Principal | None:
 
 
 def note_problem(problem: str, lease_id: uuid.UUID) -> None:
-    """Note what this runtime lacks to run agents. Admin, REST and commands show it to users who queue messages."""
-    Hall.objects.filter(held_by(lease_id), pk=1).update(agent_problem=problem)
+    """Note what this node lacks to run agents. Admin, REST and commands show it to users who queue messages."""
+    Node.objects.filter(lease_id=lease_id).update(agent_problem=problem)
 
 
 @dataclass(frozen=True)

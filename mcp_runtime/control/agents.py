@@ -14,17 +14,16 @@ from mcp_runtime.agents import setup, transitions
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.members import (
     find_member,
-    live_runtime,
     require_enabled,
     require_startable,
     set_desired_state,
     start_member,
 )
-from mcp_runtime.control.nodes import read_liveness
+from mcp_runtime.control.nodes import live_node_ids, read_liveness
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import AgentUnavailableError, UnknownMemberError
 from mcp_runtime.security import access
-from roster.models import Agent, AgentEvent, AgentMessage, GuildMember, Hall
+from roster.models import Agent, AgentEvent, AgentMessage, GuildMember, Node
 
 
 def create_agent(
@@ -87,10 +86,16 @@ def stop_message(row: AgentMessage) -> AgentMessage:
 
 
 def agent_problem() -> str:
-    """Why no agent can run, as the runtime sees it, or as this process sees it if there is no runtime."""
-    if live_runtime() is None:
+    """Why no agent can run on any node that is alive. If none is alive, why none could run in this process."""
+    rows = Node.objects.filter(pk__in=live_node_ids()).values_list("name", "agent_problem")
+    problems: dict[str, str] = dict(rows)
+    if not problems:
         return setup.problem(os.environ)
-    return Hall.objects.values_list("agent_problem", flat=True).get(pk=1)
+    if not all(problems.values()):
+        return ""
+    if len(problems) == 1:
+        return next(iter(problems.values()))
+    return "; ".join(f"on node {name}: {problem}" for name, problem in problems.items())
 
 
 def wait_note(row: Agent) -> str:

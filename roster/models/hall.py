@@ -16,7 +16,6 @@ class Hall(models.Model):
     id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
     hall_id = models.UUIDField(default=uuid.uuid4, editable=False)
     access_version = models.BigIntegerField(default=0, help_text="Changes with every change of rights.")
-    agent_problem = models.TextField(blank=True, help_text="Why the runtime cannot run agents. Empty if it can.")
     rolled_up_until = models.DateTimeField(
         null=True, help_text="Calls that ended before this time are in the rollups (CallRollup)."
     )
@@ -78,6 +77,9 @@ class Node(models.Model):
     )
     folders = JsonField(db_default={}, help_text="The digest of each member's folder on this node, by member name.")
     is_draining = models.BooleanField(db_default=False, help_text="The node gives its members away and gets no others.")
+    agent_problem = models.TextField(
+        blank=True, db_default="", editable=False, help_text="Why no agent can run on the node. Empty if agents can."
+    )
     fence_is_on = models.BooleanField(
         db_default=False,
         editable=False,

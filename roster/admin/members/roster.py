@@ -59,6 +59,7 @@ class Card:
     verbs: list[Verb]
     matching_tools: list[Tool]
     last_hour: list[tuple[int, int]]  # (calls, failed), as `control.calls.calls_of_last_hour`
+    node: str  # the name of its owner in a hall with several nodes. Otherwise empty
 
     @property
     def status(self) -> str:
@@ -248,7 +249,9 @@ def _order(member: Member) -> tuple[bool, str, str]:
 def _card(request: HttpRequest, member: Member, matching_tools: list[Tool]) -> Card:
     verbs = verbs_now(member) if principal_of(request).may_control(member.name) else []
     figures = last_hour.figures().get(member.pk, [])
-    return Card(member, visible_row(member), diagnosis_of(member), verbs, matching_tools, figures)
+    liveness = present.liveness(request)
+    node = (liveness.owner_of(member) or "none") if liveness.has_several_nodes else ""
+    return Card(member, visible_row(member), diagnosis_of(member), verbs, matching_tools, figures, node)
 
 
 def _matching_tools(search: Search, members: list[Any]) -> dict[int, list[Tool]]:

@@ -18,6 +18,7 @@ from mcp_runtime.agents import transitions
 from mcp_runtime.agents.transitions import Outcome
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import (
+    agent_problem,
     create_agent,
     find_agent,
     is_under_way,
@@ -38,7 +39,8 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
-from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Hall, Node, Token
+from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Node, Token
+from tests.support.leases import add_node
 
 pytestmark = pytest.mark.django_db
 
@@ -142,9 +144,19 @@ def test_messages_are_refused_while_the_runtime_cannot_run_agents(agent: Agent, 
     with pytest.raises(AgentUnavailableError, match="the Agent SDK is not installed"):
         add_queued_message(agent)
     transitions.note_problem("", uuid.uuid4())  # a process without the lease
-    assert Hall.objects.get().agent_problem
+    assert Node.objects.get().agent_problem
     transitions.note_problem("", lease_id)
     assert add_queued_message(agent).status == "queued"
+
+
+@pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
+def test_agents_can_run_as_long_as_one_node_can_run_them(lease_id: uuid.UUID) -> None:
+    transitions.note_problem("there is no key", lease_id)
+    add_node("other", agent_problem="the Agent SDK is not installed")
+    own = Node.objects.get(lease_id=lease_id).name
+    assert agent_problem() == f"on node {own}: there is no key; on node other: the Agent SDK is not installed"
+    Node.objects.filter(name="other").update(agent_problem="")
+    assert agent_problem() == ""
 
 
 def test_a_message_starts_members_that_were_stopped(agent: Agent, anna: GuildMember) -> None:

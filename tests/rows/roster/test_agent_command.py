@@ -13,7 +13,7 @@ from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import create_agent
 from mcp_runtime.rows import lease
 from roster.management.commands import agent as agent_command
-from roster.models import Agent, AgentMessage, Call, GuildMember, Hall
+from roster.models import Agent, AgentMessage, Call, GuildMember, Node
 from tests.support.leases import add_node
 
 pytestmark = pytest.mark.django_db
@@ -54,7 +54,7 @@ def test_an_agent_cannot_get_other_members(members: None) -> None:
 
 def test_a_message_that_cannot_run_leaves_no_row(members: None) -> None:
     lease.take()
-    Hall.objects.update(agent_problem="there is no key")
+    Node.objects.update(agent_problem="there is no key")
     assert "no agent can run: there is no key" in refusal_text("hello", "--members", "anna")
     assert not Agent.objects.exists()
 

@@ -17,7 +17,7 @@ from mcp_runtime.agents.transitions import Outcome
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import create_agent
 from mcp_runtime.rows import lease
-from roster.models import Agent, AgentMessage, Call, GuildMember, Hall
+from roster.models import Agent, AgentMessage, Call, GuildMember, Node
 from tests.support.leases import add_node, current_lease_id
 
 pytestmark = pytest.mark.django_db
@@ -241,7 +241,7 @@ def test_a_script_gets_messages_only_about_refusals(page: Client, agent: Agent) 
 
 
 def test_a_problem_of_the_agents_is_shown_with_a_hint(page: Client, agent: Agent) -> None:
-    Hall.objects.update(agent_problem="the Agent SDK is not installed: pip install it")
+    Node.objects.update(agent_problem="the Agent SDK is not installed: pip install it")
     for address in (url_of(agent), part_url(agent, "state"), reverse("admin:roster_agent_new"), LIST):
         assert "No agent can run: the Agent SDK is not installed: pip install it" in text_of(page.get(address))
     text = text_of(page.post(url_of(agent, "send"), {"prompt": "look"}, follow=True))

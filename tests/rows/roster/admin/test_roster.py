@@ -21,7 +21,7 @@ from mcp_runtime.control.members import reserve_member
 from mcp_runtime.rows import lease
 from roster.admin.members import roster as roster_screen
 from roster.models import Call, GuildMember, PortAllocation, Tool
-from tests.support.leases import current_lease_id, own_node
+from tests.support.leases import add_node, current_lease_id, own_node
 
 pytestmark = pytest.mark.django_db
 
@@ -115,6 +115,22 @@ def test_a_card_shows_the_most_important_data_of_a_member(page: Client) -> None:
     assert "calls in 1 h 3" in card
     assert f'datetime="{status_time.isoformat()}" title="{status_time:%Y-%m-%d %H:%M:%S} UTC"' in text
     assert 'class="spark"' in text
+
+
+@pytest.mark.usefixtures("runtime", "several_nodes")
+def test_a_card_names_the_node_of_the_member_in_a_hall_with_several(page: Client) -> None:
+    other = add_node("far-away")
+    make_member("weather", node=other, lease_id=other.lease_id)
+    make_member("homeless", node=None)
+    cards = cards_of(roster(page))
+    assert "node far-away" in cards["weather"]
+    assert "node none" in cards["homeless"]
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_card_has_no_node_in_a_hall_with_one(page: Client) -> None:
+    make_member("weather")
+    assert "node" not in cards_of(roster(page))["weather"]
 
 
 @pytest.mark.usefixtures("runtime")

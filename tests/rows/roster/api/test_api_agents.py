@@ -15,7 +15,7 @@ from mcp_runtime.agents.transitions import Outcome
 from mcp_runtime.control.members import reserve_member
 from roster.api import agents as agents_api
 from roster.api import requests
-from roster.models import Agent, AgentMessage, GuildMember, Hall
+from roster.models import Agent, AgentMessage, GuildMember, Node
 from tests.support.api import client_of
 from tests.support.leases import add_node, current_lease_id, own_node
 
@@ -118,7 +118,7 @@ def test_an_invalid_message_is_refused(as_bob: Client, body: dict[str, Any]) -> 
 
 
 def test_without_an_agent_runtime_a_message_is_503_with_the_reason(as_bob: Client) -> None:
-    Hall.objects.update(agent_problem="the Agent SDK is not installed")
+    Node.objects.update(agent_problem="the Agent SDK is not installed")
     response = post(as_bob, f"{make_agent(as_bob)['url']}messages/", {"prompt": "hello"})
     assert response.status_code == 503
     assert response.json()["code"] == "agent_unavailable"
