@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from django.conf import settings
@@ -16,7 +15,7 @@ from django.utils import timezone
 from mcp_runtime.agents import transitions
 from mcp_runtime.control.nodes import read_liveness
 from mcp_runtime.control.notify import notify_runtime
-from mcp_runtime.members import discovery, logs
+from mcp_runtime.members import discovery
 from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.rows import lease
 from roster.models import GuildMember, Hall, Node, Tool
@@ -237,31 +236,3 @@ def _folder_note(row: GuildMember, node: Node, owner: Node | None) -> str:
 def members_of_roster() -> QuerySet[GuildMember]:
     """All members that have a folder."""
     return GuildMember.objects.filter(removed_at=None)
-
-
-def log_tail(row: GuildMember, lines: int) -> list[str]:
-    """The last `lines` lines of the member's log, oldest first."""
-    return logs.tail(_log_of(row), lines)
-
-
-def log_note(row: GuildMember) -> str:
-    """A sentence that names the node with the member's log, if it is not this machine's. Otherwise empty."""
-    names = dict(Node.objects.values_list("pk", "name"))
-    owner = names.get(row.node_id or 0)
-    if owner is None or owner == settings.GUILD_HALL_NODE or not lease.is_shared(names):
-        return ""
-    return f"The log of {row.name!r} is on node {owner!r}, which runs it."
-
-
-def log_after(row: GuildMember, cursor: str, lines: int) -> logs.Part:
-    """The lines after the cursor of an earlier part. Without a cursor, or if there are more, the last `lines`."""
-    return logs.part_after(_log_of(row), cursor, lines=lines)
-
-
-def whole_log(row: GuildMember) -> Iterator[bytes]:
-    """The whole log as far as it is stored, oldest first."""
-    return logs.read_whole(_log_of(row))
-
-
-def _log_of(row: GuildMember) -> Path:
-    return logs.path_of(settings.GUILD_HALL_DATA_DIR, row.name)

@@ -9,6 +9,7 @@ A module imports only modules that stand further down in this list. A request ta
 
     server                  the thread and the event loop of the gateway; creates all other objects
     hop_entry               requests that other nodes forward, on a socket of their own
+    hop_logs                logs for the web and for commands on other machines
     app                     access control; chooses what serves a message
     legacy, modern          clients with sessions; clients of MCP 2026-07-28
     session_streams         GET requests of clients with sessions: notifications, and streams to resume

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from mcp_runtime.gateway import hop_seals
 from mcp_runtime.gateway.hop import MISDIRECTED
+from mcp_runtime.gateway.hop_logs import PREFIX
 from mcp_runtime.gateway.hop_seals import SealError, Seals
 from mcp_runtime.gateway.intake import MAX_TOTAL_BODY_BYTES, read_body
 from mcp_runtime.gateway.peers import Peers
@@ -32,12 +33,14 @@ class HopEntry:
         seals: Seals,
         peers: Peers,
         serve: Callable[[HttpExchange], Awaitable[None]],
+        serve_log: Callable[[HttpExchange], Awaitable[None]],
         on_change: Callable[[], None],
     ) -> None:
         self._own_lease = own_lease.hex
         self._seals = seals
         self._peers = peers
         self._serve = serve
+        self._serve_log = serve_log
         self._on_change = on_change
         # Bodies of requests whose seal is not checked yet.
         self._bytes = ByteBudget(
@@ -46,6 +49,9 @@ class HopEntry:
 
     async def __call__(self, exchange: HttpExchange) -> None:
         try:
+            if exchange.verb == "GET" and exchange.path.startswith(PREFIX):
+                await self._serve_log(exchange)
+                return
             await self._check(exchange)
         except Refusal as refusal:
             exchange.reply(refusal.status, refusal.body, JSON_HEADERS)

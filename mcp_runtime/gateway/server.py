@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 from django.db import Error, connection
 
+from mcp_runtime.gateway import hop_seals
 from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.auth import AccessWatch, Principals
 from mcp_runtime.gateway.call_log import Recorder
@@ -31,6 +32,7 @@ from mcp_runtime.gateway.extras_loader import ExtrasLoader
 from mcp_runtime.gateway.forwarding import Forwarding
 from mcp_runtime.gateway.hop import Hop
 from mcp_runtime.gateway.hop_entry import CHANGED, HopEntry
+from mcp_runtime.gateway.hop_logs import HopLogs
 from mcp_runtime.gateway.hop_seals import Seals
 from mcp_runtime.gateway.intake import Intake
 from mcp_runtime.gateway.legacy import SessionClients
@@ -73,7 +75,8 @@ class Options:
     trusted_origins: list[str]
     max_bytes: int
     record_bytes: int
-    hop_key: bytes = b""  # for requests between nodes
+    data_dir: Path
+    secret_key: str  # for requests between nodes
     plain_http_hosts: list[str] = field(default_factory=list)
     certificate: Path | None = None  # with its key, for the socket on which other nodes connect
     ca: Path | None = None  # trusted by this node when it connects to others
@@ -167,7 +170,7 @@ class Gateway:
         options, own_lease = self._options, self._lifecycle.lease_id
         self._peers = peers = Peers(own_lease)
         self._shares = shares = Shares(peers)
-        self._hop = hop = Hop(own_lease, options.hop_key, options.plain_http_hosts, options.ca)
+        self._hop = hop = Hop(own_lease, hop_seals.key_of(options.secret_key), options.plain_http_hosts, options.ca)
         self._members = members = Members(self._lifecycle, Availability(self._lifecycle, self._wake_supervisor), peers)
         modern, questions = ModernMembers(upstream, upstream_sessions), Questions(upstream, upstream_sessions)
         relay = Relay(
@@ -184,9 +187,11 @@ class Gateway:
         self._sessions = Sessions(on_session_drop)
         app = self._app(upstream, upstream_sessions, questions, relay)
         self._server = server = HttpServer(app)
-        self._seals = seals = Seals(options.hop_key)
+        self._seals = seals = Seals(hop_seals.key_of(options.secret_key))
         serve_forwarded = partial(app, is_forwarded=True)
-        self._hop_server = HttpServer(HopEntry(own_lease, seals, peers, serve_forwarded, members.reload_soon))
+        serve_log = HopLogs(own_lease.hex, options.secret_key, options.data_dir)
+        entry = HopEntry(own_lease, seals, peers, serve_forwarded, serve_log, members.reload_soon)
+        self._hop_server = HttpServer(entry)
         peers.on_change = self._on_peers_changed
         self._closing = asyncio.Event()
         self._has_changed = asyncio.Event()

@@ -35,7 +35,7 @@ McpRuntimeError
     UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
     InvalidArgumentsError(path, reason)
     IdempotencyConflictError  NotCancellableError
-    MemberInUseError  UnknownAgentError  UnknownNodeError  AgentUnavailableError
+    MemberInUseError  UnknownAgentError  UnknownNodeError  AgentUnavailableError  LogUnavailableError
 """
 
 from __future__ import annotations
@@ -433,6 +433,10 @@ class MemberInUseError(RequestRefusedError):
 
 class UnknownNodeError(RequestRefusedError):
     """No node of that name is among the rows."""
+
+
+class LogUnavailableError(RequestRefusedError):
+    """The log of the member is on another node, which does not send it. The message says why."""
 
 
 class UnknownAgentError(RequestRefusedError):

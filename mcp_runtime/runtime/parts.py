@@ -137,7 +137,6 @@ class Parts:
         housekeeping.start(self._stop_requested, self.lease_id)
 
     def _make_gateway(self) -> Gateway:
-        from mcp_runtime.gateway.hop_seals import key_of
         from mcp_runtime.gateway.server import Gateway, Options
 
         options = Options(
@@ -145,7 +144,8 @@ class Parts:
             trusted_origins=settings.CSRF_TRUSTED_ORIGINS,
             max_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
             record_bytes=settings.GUILD_HALL_RECORD_BYTES,
-            hop_key=key_of(settings.SECRET_KEY),
+            data_dir=settings.GUILD_HALL_DATA_DIR,
+            secret_key=settings.SECRET_KEY,
             plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
             certificate=settings.GUILD_HALL_NODE_CERTIFICATE,
             ca=settings.GUILD_HALL_NODE_CA,

@@ -20,17 +20,17 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from mcp_runtime.control.logs import log_tail
 from mcp_runtime.control.members import (
     FORCIBLE_VERBS,
     MEMBER_VERBS,
     folder_notes,
-    log_note,
-    log_tail,
     members_of_roster,
     true_row,
     visible_tools,
 )
 from mcp_runtime.control.nodes import Liveness, read_liveness
+from mcp_runtime.protocol.errors import LogUnavailableError
 from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
 from roster.api.base import REFUSED, HallView, NewestFirst, query_of
@@ -338,8 +338,7 @@ class LogFilters(serializers.Serializer[Any]):
 class LogSerializer(serializers.Serializer[Any]):
     lines = serializers.ListField(child=serializers.CharField(), help_text="Oldest first.")
     note = serializers.CharField(
-        help_text="Names the node with the log, if it is another than that of this machine. Then the lines are those "
-        "that the member wrote on this machine. Otherwise empty."
+        help_text="Why there are no lines, if the log is on a node that does not send it. Otherwise empty."
     )
 
 
@@ -352,7 +351,11 @@ class MemberLogsView(HallView):
         """
         row = reachable_member(request, name)
         access.require_log(principal_of(request), name)
-        return Response({"lines": log_tail(row, query_of(LogFilters, request)["lines"]), "note": log_note(row)})
+        try:
+            lines, note = log_tail(row, query_of(LogFilters, request)["lines"]), ""
+        except LogUnavailableError as error:
+            lines, note = [], str(error)
+        return Response({"lines": lines, "note": note})
 
 
 class StatusChangeSerializer(serializers.ModelSerializer[StatusChange]):

@@ -177,7 +177,9 @@ class World:
             self._listener = sockets[0]
             self.gateway_port = sockets[0].getsockname()[1]
             trusted_origins = ["http://trusted.example"]
-            options = Options(["127.0.0.1"], trusted_origins, self.max_bytes, self.record_bytes)
+            options = Options(
+                ["127.0.0.1"], trusted_origins, self.max_bytes, self.record_bytes, self.data_dir, "k" * 50
+            )
             self._gateway = Gateway(
                 lifecycle=self,  # type: ignore[arg-type]
                 sockets=listeners.Sockets(sockets[:1]),

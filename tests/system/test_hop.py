@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import socket
+import sys
 from collections.abc import Callable
 
 import psutil
@@ -224,6 +226,35 @@ def test_members_move_while_agents_call_them_and_no_call_fails(machines: list[Ma
             if moves.exists():
                 break
         assert moves.exists()
+
+
+def port_is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_log_of_a_member_is_read_from_any_machine(machines: list[Machine]) -> None:
+    first, second, _ = machines
+    second.popen([sys.executable, "-m", "guildhall.web"])
+    eventually(lambda: port_is_open(second.web_port), within=PATIENCE, what=second.output())
+    read = second.manage("logs", "one")
+    assert read.returncode == 0, read.stderr
+    assert read.stdout.splitlines()[-1].endswith(" the counter is ready")
+    headers = {"Authorization": f"Bearer {make_token()}"}
+    answer = requests.get(f"{second.url}/api/members/one/logs/?lines=1", headers=headers, timeout=10).json()
+    assert answer["note"] == ""
+    assert [line.rpartition(" the ")[2] for line in answer["lines"]] == ["counter is ready"]
+    following = second.popen([sys.executable, "manage.py", "logs", "one", "-f"])
+    eventually(lambda: "the counter is ready" in second.output(), within=PATIENCE)
+    GatewayClient(second, make_token()).begin().text("one__say", line="hello from afar")
+    eventually(lambda: "hello from afar" in second.output(), within=PATIENCE)
+    following.terminate()
+    unsealed = requests.get(f"http://127.0.0.1:{first.node_port}/logs/one?lines=1", headers=headers, timeout=10)
+    assert unsealed.status_code == 421
+    first.kill()
+    refused = second.manage("logs", "one")
+    assert refused.returncode == 1
+    assert "The log of 'one' is on node 'first', which does not send it" in refused.stderr
 
 
 def test_a_node_refuses_what_is_not_sealed_by_a_node_of_this_hall(machines: list[Machine]) -> None:

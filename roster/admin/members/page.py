@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import QuerySet, TextField
 from django.db.models.functions import Cast, Left, Length, Right
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.http.response import HttpResponseBase
 from django.utils.text import get_valid_filename
 
-from mcp_runtime.control.members import folder_notes, log_after, whole_log
+from mcp_runtime.control.logs import log_after, whole_log
+from mcp_runtime.control.members import folder_notes
 from mcp_runtime.members.logs import plain
-from mcp_runtime.protocol.errors import describe_exit
+from mcp_runtime.protocol.errors import LogUnavailableError, describe_exit
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.schemas.secrets import mask
 from roster.admin import live, present
@@ -167,8 +168,11 @@ def still(member: Any) -> dict[str, Any]:
 
 
 def log(member: GuildMember, cursor: str = "") -> dict[str, Any]:
-    """The last lines, or those after the cursor, for the page."""
-    part = log_after(member, cursor, SHOWN_LOG_LINES)
+    """The last lines, or those after the cursor, for the page. `note` says why there are none."""
+    try:
+        part = log_after(member, cursor, SHOWN_LOG_LINES)
+    except LogUnavailableError as error:
+        return {"lines": [], "cursor": cursor, "gap": False, "note": str(error)}
     return {"lines": [plain(line) for line in part.lines], "cursor": part.cursor, "gap": part.is_gap}
 
 
@@ -176,14 +180,14 @@ def log_answer(member: GuildMember, cursor: str) -> HttpResponse:
     return JsonResponse(log(member, cursor))
 
 
-def _whole_log(member: GuildMember) -> Iterator[bytes]:
-    give_connection_back()  # a slow client must not hold a connection of the pool
-    yield from whole_log(member)
-
-
-def log_file(member: GuildMember) -> StreamingHttpResponse:
+def log_file(member: GuildMember) -> HttpResponseBase:
     """The whole log as a download, which no browser may show as a page."""
-    response = StreamingHttpResponse(_whole_log(member), content_type="text/plain; charset=utf-8")
+    try:
+        chunks = whole_log(member)
+    except LogUnavailableError as error:
+        return HttpResponse(f"{error}\n", status=502, content_type="text/plain; charset=utf-8")
+    give_connection_back()  # a slow client must not hold a connection of the pool
+    response = StreamingHttpResponse(chunks, content_type="text/plain; charset=utf-8")
     name = get_valid_filename(member.name)
     response.headers["Content-Disposition"] = f'attachment; filename="{name}.log"'
     response.headers["X-Content-Type-Options"] = "nosniff"

@@ -20,7 +20,7 @@ from django.utils.decorators import method_decorator
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.control.members import MEMBER_VERBS, log_note, reserve_member, sync_roster, true_status, visible_tools
+from mcp_runtime.control.members import MEMBER_VERBS, reserve_member, sync_roster, true_status, visible_tools
 from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.admin import live, present
 from roster.admin.members import page
@@ -220,7 +220,6 @@ class MemberAdmin(MoveScreen, RosterScreen):
             **page.activity(request, member),
             **page.still(member),
             "log": page.log(member),
-            "log_note": log_note(member),
         }
 
     def _head(self, request: HttpRequest, member: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from argparse import ArgumentParser
 from contextlib import suppress
 from typing import Any
@@ -7,13 +8,17 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from mcp_runtime.control.members import find_member, log_note
+from mcp_runtime.control.logs import is_elsewhere, log_after, log_tail
+from mcp_runtime.control.members import find_member
 from mcp_runtime.members import logs
 from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import count, harmless
+from roster.models import GuildMember
 
 LINES = 50
+MOST_LINES = 10_000  # at a time, if another node has the log
+POLL_SECONDS = 0.5
 
 
 class Command(HallCommand):
@@ -29,17 +34,35 @@ class Command(HallCommand):
             member = find_member(options["name"])
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
-        if note := log_note(member):
-            self.stderr.write(note)
-        path, lines = logs.path_of(settings.GUILD_HALL_DATA_DIR, member.name), options["lines"]
-        if not options["follow"]:
-            tail = logs.tail(path, lines)
-            if not tail and not note:
-                self.stderr.write(f"{member.name} has written nothing yet.")
-            for line in tail:
-                self.stdout.write(harmless(line))
-            return
+        lines = options["lines"]
+        try:
+            if options["follow"]:
+                self._follow(member, lines)
+                return
+            tail = log_tail(member, lines)
+        except RequestRefusedError as refusal:
+            raise CommandError(str(refusal)) from refusal
+        if not tail:
+            self.stderr.write(f"{member.name} has written nothing yet.")
+        for line in tail:
+            self.stdout.write(harmless(line))
+
+    def _follow(self, member: GuildMember, lines: int) -> None:
         with suppress(KeyboardInterrupt):
-            for line in logs.follow(path, lines=lines):
+            if is_elsewhere(member):
+                self._follow_elsewhere(member, lines)
+            for line in logs.follow(logs.path_of(settings.GUILD_HALL_DATA_DIR, member.name), lines=lines):
                 self.stdout.write(harmless(line))
                 self.stdout.flush()
+
+    def _follow_elsewhere(self, member: GuildMember, lines: int) -> None:
+        """Ask the node again and again, also after the member has moved."""
+        cursor = ""
+        while True:
+            part = log_after(member, cursor, lines)
+            for line in part.lines:
+                self.stdout.write(harmless(line))
+            self.stdout.flush()
+            cursor, lines = part.cursor, MOST_LINES
+            time.sleep(POLL_SECONDS)
+            member.refresh_from_db(fields=["node"])

@@ -3,6 +3,7 @@
     count   adds one to the count of the session
     ask     asks the client on the stream of the call, and returns the answer
     wait    reports progress until it is cancelled, and notes that in the file `cancelled`
+    say     writes a line into the log
     levels  returns the log level of the session
 
 `counter://value` is the count. Subscribers get notifications on the session's stream of a GET request.
@@ -16,7 +17,7 @@ import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in ("count", "ask", "wait", "levels")]
+TOOLS = [{"name": name, "inputSchema": {"type": "object"}} for name in ("count", "ask", "wait", "say", "levels")]
 CAPABILITIES = {"tools": {}, "resources": {"subscribe": True}, "prompts": {}, "logging": {}}
 
 
@@ -116,6 +117,10 @@ class Handler(BaseHTTPRequestHandler):
             session.outbox.put({"method": "notifications/resources/updated", "params": {"uri": uri}})
         self.text(message, str(session.count))
 
+    def say(self, session, message):
+        print(message["params"]["arguments"]["line"], flush=True)
+        self.text(message, "said")
+
     def levels(self, session, message):
         self.text(message, session.level)
 
@@ -167,4 +172,5 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+print("the counter is ready", flush=True)
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()

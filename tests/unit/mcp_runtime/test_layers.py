@@ -29,7 +29,7 @@ ROOMS = {
     "calls": {"protocol", "schemas", "security", "rows", "client", "members"},
     "agents": {"protocol", "system", "schemas", "security", "rows", "members", "calls"},
     "gateway": {"protocol", "schemas", "security", "rows", "client", "http1", "members", "calls"},
-    "control": {"protocol", "schemas", "nodes", "security", "rows", "members", "calls", "agents"},
+    "control": {"protocol", "schemas", "nodes", "security", "rows", "client", "members", "calls", "agents"},
     "runtime": {"protocol", "system", "nodes", "rows", "http1", "members", "calls", "agents", "gateway", "control"},
 }
 # Rooms that do not import Django, and such modules of other rooms.
@@ -37,6 +37,7 @@ WITHOUT_DJANGO = {
     *("bridge", "protocol", "system", "schemas", "nodes", "client", "http1"),
     *(
         "mcp_runtime.security.limits",
+        "mcp_runtime.security.log_seals",
         "mcp_runtime.members.folders",
         "mcp_runtime.members.logs",
         "mcp_runtime.members.manifest.declaration",
@@ -91,6 +92,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.security.principals",
     "mcp_runtime.system.birthmark",
     "mcp_runtime.control.calls",
+    "mcp_runtime.control.logs",
     "mcp_runtime.control.members",
     "mcp_runtime.control.nodes",
     "mcp_runtime.control.notify",

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.utils import timezone
 
+from mcp_runtime.control.logs import log_tail
 from mcp_runtime.control.members import (
     MEMBER_VERBS,
     find_member,
     find_tool,
     folder_notes,
     live_runtime,
-    log_note,
-    log_tail,
     members_of_roster,
     refresh_member,
     set_tool_enabled,
@@ -30,7 +28,6 @@ from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError
 from mcp_runtime.rows import lease
 from roster.models import GuildMember, Node, Tool
 from tests.rows.mcp_runtime.control.conftest import Broker
-from tests.support.leases import own_node
 
 pytestmark = pytest.mark.django_db
 
@@ -198,19 +195,6 @@ def test_log_tail_returns_the_last_lines_of_the_log(anna: GuildMember, tmp_path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"line {number}\n" for number in range(10)))
     assert log_tail(anna, 3) == ["line 7", "line 8", "line 9"]
-
-
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
-def test_a_note_says_on_which_other_node_the_log_is(anna: GuildMember) -> None:
-    GuildMember.objects.update(node=own_node())
-    anna.refresh_from_db()
-    assert log_note(anna) == ""
-    anna.node = add_node("b", {})
-    assert log_note(anna) == "The log of 'anna' is on node 'b', which runs it."
-    own_node().delete()
-    assert log_note(anna) == ""  # the only node of the hall
-    anna.node = None
-    assert log_note(anna) == ""
 
 
 # Folders on several nodes -----------------------------------------------------------------------------------------
