@@ -540,7 +540,8 @@ class _Connection(asyncio.Protocol):
         self._is_lingering = True
         self.deadline = self._loop.time() + BODY_SECONDS
         self.resume()
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # TLS cannot
+            self._transport.write_eof()
 
     def _wait_for_next(self) -> None:
         self.deadline = self._loop.time() + IDLE_SECONDS
@@ -581,9 +582,12 @@ class HttpServer:
     async def start(self, sockets: list[socket.socket], tls: ssl.SSLContext | None = None) -> None:
         """Listen on bound sockets."""
         loop = asyncio.get_running_loop()
+        handshake = None if tls is None else HEAD_SECONDS
         for sock in sockets:
             self._listeners.append(
-                await loop.create_server(lambda: _Connection(self), sock=sock, backlog=BACKLOG, ssl=tls)
+                await loop.create_server(
+                    lambda: _Connection(self), sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=handshake
+                )
             )
 
     def stop_listening(self) -> None:
