@@ -100,9 +100,11 @@ class FinishedCall:
         """End a call that was not sent to the member."""
         self._end(replace(Outcome.failed(error.kind, str(error)), error_code=error.code))
 
-    def record_failure(self, error: ClientError | MethodError) -> None:
-        """End a call that failed on its way to another node."""
-        if isinstance(error, MethodError):
+    def record_failure(self, error: ClientError | MethodError | None) -> None:
+        """End a call that failed on its way to another node. None means that its client went away."""
+        if error is None:
+            self.record_abandonment(timed_out=False)
+        elif isinstance(error, MethodError):
             self.record_refusal(error)
         else:
             self.record_error(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from mcp_runtime.gateway import failures
@@ -32,9 +33,11 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 
 logger = logging.getLogger("guildhall.gateway")
 
+OPEN_SECONDS = 5.0  # for another node to begin the stream of a GET
 GRACE_SECONDS = 2.0  # the other node ends a call at the same deadline as this one, and says why
 AGAIN_SECONDS = 0.2  # before the next look where the member is
 LOST_SECONDS = 12.0  # after a broken connection, in which a node that ended loses its lease
+PART_SECONDS = 30.0  # for the next part of a reply that the other node already has
 WHOLE = 262_144  # bytes of a reply that is read before it is relayed
 RELAYED_HEADERS = ("content-type", "retry-after", "allow", "www-authenticate")
 
@@ -63,8 +66,12 @@ class Forwarding:
                 reason = self._fail(request, error, failure)
                 if not post.exchange.has_begun:
                     raise reason from failure
+                if response.content_type != mcp.EVENT_STREAM:
+                    post.exchange.abort()  # its length is already announced
+                    return True
                 body = jsonrpc.error_response(request.id, reason.code, str(reason), reason.data)
-                await post.exchange.write(encoded(Event(jsonrpc.encode(body))))
+                # The reply may have broken off within an event.
+                await post.exchange.write(b"\n\n" + encoded(Event(jsonrpc.encode(body))))
                 post.exchange.end()
         return True
 
@@ -74,9 +81,13 @@ class Forwarding:
         if response is None:
             return None
         try:
-            body = b"".join([part async for part in response.chunks()])
+            body = b"".join([part async for part in _parts_of(response)])
         except ClientError as failure:
+            response.close()
             raise self._fail(request, error, failure) from failure
+        except asyncio.CancelledError:
+            response.close()
+            raise
         response.keep()
         return Answer(body, response.status)
 
@@ -92,6 +103,10 @@ class Forwarding:
                 response = await self._hop.send(
                     error.peer, "POST", post.exchange.target, headers, jsonrpc.encode(message), request.begin_sending
                 )
+        except asyncio.CancelledError:
+            if not request.is_sent:
+                error.end_call(None)  # no other node knows of the call
+            raise
         except TimeoutError:
             raise self._fail(request, error, RequestTimeoutError(request.deadline.seconds)) from None
         except ClientError as failure:
@@ -113,11 +128,19 @@ class Forwarding:
             refusal = failures.unavailable(error.member, request.unsent_reason)
             error.end_call(refusal)
             raise refusal
-        await asyncio.sleep(AGAIN_SECONDS)
+        try:
+            await asyncio.sleep(AGAIN_SECONDS)
+        except asyncio.CancelledError:
+            error.end_call(None)
+            raise
 
     def _fail(self, request: Request, error: ElsewhereError, failure: ClientError) -> MethodError:
         """Return the error for the client. If the other node ended, write the call into the call log here."""
         self._members.forget_owner(error.member_id)
+        if not request.is_sent:
+            refusal = failures.unavailable(error.member, request.unsent_reason)
+            error.end_call(refusal)  # no other node knows of the call
+            return refusal
         task = asyncio.ensure_future(self._end_call_of_lost_node(error, failure))
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
@@ -145,7 +168,7 @@ class Forwarding:
                 if (value := response.header(name)) is not None
             ]
             if length.isdigit() and int(length) <= WHOLE:
-                exchange.reply(response.status, await response.read(WHOLE), headers)
+                exchange.reply(response.status, await _whole(response), headers)
             else:
                 if response.content_type == mcp.EVENT_STREAM:
                     headers = list(STREAM_HEADERS)
@@ -160,14 +183,18 @@ class Forwarding:
     # Messages without a member ------------------------------------------------------------------------------------
 
     async def get(self, peer: Peer, exchange: HttpExchange) -> None:
-        """Forward a GET to the node, and relay its reply. Raise ConnectError, before anything was relayed."""
-        response = await self._hop.send(peer, "GET", exchange.target, forwarded_headers(exchange.headers))
-        if response.status == MISDIRECTED:
+        """Forward a GET to the node, and relay its stream. Raise ConnectError, before anything was relayed."""
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                response = await self._hop.send(peer, "GET", exchange.target, forwarded_headers(exchange.headers))
+        except TimeoutError:
+            raise ConnectError(f"node {peer.name!r} did not answer within {OPEN_SECONDS:g} s") from None
+        if response.status != 200 or response.content_type != mcp.EVENT_STREAM:
             response.release()
             raise ConnectError(f"node {peer.name!r} did not accept the request")
         with contextlib.suppress(ClientError):  # the client may resume
             await self._relay(response, exchange)
-        if not exchange.is_over and exchange.has_begun:
+        if not exchange.is_over:
             exchange.end()
 
     async def tell_others(self, verb: str, exchange: HttpExchange, message: Any = None) -> None:
@@ -177,20 +204,37 @@ class Forwarding:
             await self._hop.tell_all(peers, verb, exchange.target, forwarded_headers(exchange.headers), body)
 
 
+async def _whole(response: Response) -> bytes:
+    try:
+        async with asyncio.timeout(PART_SECONDS):
+            return await response.read(WHOLE)
+    except TimeoutError:
+        raise ProtocolError(f"the other node sent no complete reply within {PART_SECONDS:g} s") from None
+
+
 async def _relay_parts(response: Response, exchange: HttpExchange, headers: list[tuple[bytes, bytes]]) -> None:
-    parts = response.chunks()
     exchange.begin(response.status, headers)
-    async with contextlib.aclosing(parts):
-        while True:
-            try:
-                async with asyncio.timeout(QUESTION_SECONDS + GRACE_SECONDS):
-                    part = await anext(parts)
-            except StopAsyncIteration:
-                break
-            except TimeoutError:
-                raise ProtocolError("the other node sent nothing for a long time") from None
+    async with contextlib.aclosing(_parts_of(response)) as parts:
+        async for part in parts:
             await exchange.write(part)
     exchange.end()
+
+
+async def _parts_of(response: Response) -> AsyncGenerator[bytes]:
+    """Yield the body as it comes. Raise ClientError if it breaks off, or if nothing comes for a long time."""
+    is_stream = response.content_type == mcp.EVENT_STREAM
+    seconds = QUESTION_SECONDS + GRACE_SECONDS if is_stream else PART_SECONDS
+    async with contextlib.aclosing(response.chunks()) as parts:
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    part = await anext(parts, None)
+            except TimeoutError:
+                raise ProtocolError(f"the other node sent nothing for {seconds:g} s") from None
+            if part is None:
+                return
+            yield part
+            del part  # free its memory, because the next part may come in an hour
 
 
 def refuse_forwarded(error: ElsewhereError) -> Refusal:

@@ -136,6 +136,7 @@ class Deadline:
         self.timeout = asyncio.timeout(seconds)
         self.is_cancelled = False
         self._at = self.timeout.when() or 0.0
+        self._set_at: float | None = None
         self._questions = 0
         self._remaining = 0.0
 
@@ -150,8 +151,12 @@ class Deadline:
         return self.timeout
 
     def set(self, seconds: float, about: str, member: str) -> None:
+        """Set the total time. It counts from the first call of this method, because a request may be tried again."""
+        now = asyncio.get_running_loop().time()
+        if self._set_at is None:
+            self._set_at = now
         self.seconds, self.about, self.member = seconds, about, member
-        self._reschedule(seconds)
+        self._reschedule(self._set_at + seconds - now)
 
     def pause(self) -> None:
         if self._questions == 0:

@@ -42,7 +42,8 @@ class Peer:
 class ElsewhereError(Exception):
     """The member belongs to another node. Nothing was sent to it from here.
 
-    `end_call(error)` ends the call in the log, in case that no other node can do it.
+    `end_call(error)` ends the call in the log, in case that no other node can do it. None says that the client went
+    away.
     """
 
     def __init__(self, member_id: int, member: str, peer: Peer) -> None:
@@ -50,7 +51,7 @@ class ElsewhereError(Exception):
         self.member_id = member_id
         self.member = member
         self.peer = peer
-        self.end_call: Callable[[ClientError | MethodError], None] = lambda error: None
+        self.end_call: Callable[[ClientError | MethodError | None], None] = lambda error: None
 
 
 def owner_of(member: GuildMember, own_lease: uuid.UUID) -> Peer | None:

@@ -33,10 +33,10 @@ class MemberEndpoints:
 
     async def answer(self, name: str, request: Request) -> Reply:
         member = self._members.get(name)
-        await self._members.require_own(member)
         if not request.client.principal.may_see(name):
             raise MethodError(INVALID_PARAMS, f"{request.client.principal.name} may not use member {name!r}")
         request.deadline.set(member.timeout, f"{request.method} of member {name!r}", name)
+        await self._members.require_own(member)
         is_allowed = request.method == "tools/list" or request.task is not None  # a task belongs to this token
         if not is_allowed and not request.client.principal.may_use_all(name):
             if request.method in LISTS:
