@@ -199,7 +199,7 @@ class Forwarding:
 
     async def tell_others(self, verb: str, exchange: HttpExchange, message: Any = None) -> None:
         """Forward a message that has no response to all other nodes: they may have a part of the client's session."""
-        if peers := list(self._members.peers.by_lease.values()):
+        if peers := list(self._members.peers.reachable.values()):
             body = None if message is None else jsonrpc.encode(message)
             await self._hop.tell_all(peers, verb, exchange.target, forwarded_headers(exchange.headers), body)
 

@@ -129,7 +129,7 @@ class Members:
                 return live_member
             peer, reason, last_reason = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)
             if peer is not None:
-                self._note_owner(member, peer)
+                await self._note_owner(member, peer)
                 self._require_own(member)
             if reason:
                 raise failures.unavailable(member.name, reason)
@@ -162,7 +162,7 @@ class Members:
             return owner_of(GuildMember.objects.get(pk=member.pk), self._lifecycle.lease_id)
 
         if (peer := await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look)) is not None:
-            self._note_owner(member, peer)
+            await self._note_owner(member, peer)
             self._require_own(member)
 
     def _require_own(self, member: OfferedMember) -> None:
@@ -174,7 +174,9 @@ class Members:
         else:
             raise ElsewhereError(member.pk, member.name, peer)
 
-    def _note_owner(self, member: OfferedMember, peer: Peer) -> None:
+    async def _note_owner(self, member: OfferedMember, peer: Peer) -> None:
+        if peer.lease not in self.peers.by_lease:
+            await self.peers.look()  # it has just started. Its member may ask the client, who then answers to all nodes
         self._owners[member.pk] = asyncio.get_running_loop().time() + LOOK_SECONDS, peer
 
     def forget_owner(self, member_id: int) -> None:

@@ -66,7 +66,7 @@ def _load(own_lease: uuid.UUID) -> tuple[bool, list[Peer]]:
     """Return whether the hall has other nodes, and those that run."""
     if not lease.has_other_nodes():
         return False, []
-    rows = Node.objects.exclude(lease_id=None).exclude(lease_id=own_lease).exclude(url="")
+    rows = Node.objects.exclude(lease_id=None).exclude(lease_id=own_lease)
     return True, [_peer(row) for row in rows]
 
 
@@ -75,7 +75,10 @@ def _peer(row: Node) -> Peer:
 
 
 class Peers:
-    """The nodes that run now and have an address. `on_change` is called when they have changed."""
+    """The nodes that run now. `on_change` is called when they have changed.
+
+    A node without an address gets no requests of others, but it sends them.
+    """
 
     def __init__(self, own_lease: uuid.UUID) -> None:
         self._own_lease = own_lease
@@ -84,6 +87,11 @@ class Peers:
         self.are_several = False  # the hall has other nodes, which may not run now
         self.by_lease: dict[str, Peer] = {}
         self.on_change: Callable[[list[Peer]], None] = lambda gone: None
+
+    @property
+    def reachable(self) -> dict[str, Peer]:
+        """The nodes with an address, by lease."""
+        return {lease_id: peer for lease_id, peer in self.by_lease.items() if peer.address is not None}
 
     async def look_regularly(self) -> None:
         """Look forever. With SQLite there is nothing to see."""

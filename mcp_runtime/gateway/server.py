@@ -267,7 +267,7 @@ class Gateway:
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()
-            await self._hop.tell_all(self._peers.by_lease.values(), "POST", CHANGED, {})
+            await self._hop.tell_all(self._peers.reachable.values(), "POST", CHANGED, {})
             await asyncio.sleep(CHANGES_SECONDS)
 
     def _note_change(self) -> None:

@@ -30,12 +30,13 @@ class Machine(Hall):
         super().__init__(folder)
         self.name = name
         self.broker_url = ""
+        self.node_url = f"http://127.0.0.1:{self.node_port}"
         self.key = folder.parent / "secret-key"  # of all machines
         self.key.write_text("k" * 50)
         self.guard: subprocess.Popen[bytes] | None = None
 
     def environment(self, **more: str) -> dict[str, str]:
-        names = {"GUILD_HALL_NODE": self.name, "GUILD_HALL_NODE_URL": f"http://127.0.0.1:{self.node_port}"}
+        names = {"GUILD_HALL_NODE": self.name, "GUILD_HALL_NODE_URL": self.node_url}
         values = super().environment(**names, GUILD_HALL_SECRET_KEY_FILE=str(self.key), **more)
         return {**values, "CELERY_BROKER_URL": self.broker_url or values["CELERY_BROKER_URL"]}
 

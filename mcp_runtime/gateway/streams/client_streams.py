@@ -204,9 +204,10 @@ class ClientStreams:
 
     def _follow_peers(self, stream: OpenStream) -> None:
         """Listen to all other nodes, unless this stream is one with which another node listens."""
-        peers = {} if stream.place.is_forwarded else self._members.peers.by_lease
+        peers = {} if stream.place.is_forwarded else self._members.peers.reachable
         for lease in set(stream.peers) - set(peers):
             stream.peers.pop(lease).cancel()
+            stream.ready.pop(lease, None)
         for lease in set(peers) - set(stream.peers):
             stream.ready[lease] = asyncio.Event()
             stream.peers[lease] = asyncio.ensure_future(self._peer_streams.follow(stream, peers[lease]))
