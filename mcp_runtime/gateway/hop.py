@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mcp_runtime.client import remote, transport
@@ -27,6 +27,17 @@ _NOT_FORWARDED = hop_seals.OF_THE_CONNECTION | {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The connections to one runtime, and the numbers of the seals for it.
+
+    The next runtime of the node has the same address, but gets connections of its own.
+    """
+
+    connections: Connections
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+
 class Hop:
     """Sends requests to other nodes. Use it only on the gateway's event loop."""
 
@@ -34,8 +45,8 @@ class Hop:
         self._own_lease = own_lease.hex
         self._key = key
         self._plain_http_hosts = plain_http_hosts
-        self._connections = Connections(transport.tls_context(ca))
-        self._numbers: dict[str, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))  # by lease
+        self._tls = transport.tls_context(ca)
+        self._lines: dict[str, _Line] = {}  # by lease
 
     async def send(
         self,
@@ -55,11 +66,13 @@ class Hop:
             raise ConnectError(NO_URL)
         if fault := remote.plain_http_fault(peer.url, self._plain_http_hosts):
             raise ConnectError(fault)
+        if (line := self._lines.get(peer.lease)) is None:
+            line = self._lines[peer.lease] = _Line(Connections(self._tls))
         sealed = hop_seals.Request(self._own_lease, peer.lease, verb, target, headers, body or b"")
-        seal = hop_seals.seal(self._key, sealed, next(self._numbers[peer.lease]))
+        seal = hop_seals.seal(self._key, sealed, next(line.numbers))
         base = peer.address
         address = Address(base.host, base.port, base.is_tls, base.authority, target.decode("latin-1"))
-        return await self._connections.request(
+        return await line.connections.request(
             address, verb, {**headers, hop_seals.HEADER: seal}, body, on_write=on_write
         )
 
@@ -77,12 +90,12 @@ class Hop:
 
     def drop(self, peer: Peer) -> None:
         """End all requests to a node that is gone. A machine that freezes leaves its connections open."""
-        self._numbers.pop(peer.lease, None)
-        if peer.address is not None:
-            self._connections.fail_all(peer.address, ConnectError(GONE))
+        if (line := self._lines.pop(peer.lease, None)) is not None:
+            line.connections.close(ConnectError(GONE))
 
     def close(self) -> None:
-        self._connections.close()
+        for line in self._lines.values():
+            line.connections.close()
 
 
 def forwarded_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:

@@ -64,6 +64,7 @@ STOP_SECONDS = 1.0
 # For clients that are just sending: they get a response, and the notice that the connection closes.
 STOP_LISTENING_SECONDS = 0.1
 CHANGES_SECONDS = 0.2  # between two notes to other nodes that members have changed
+RESTART_SECONDS = 10.0  # for the next runtime of a node to refuse the requests that were for the last one
 SESSIONS_SECONDS = 1.0  # between two looks at the sessions that ended at other nodes
 
 
@@ -252,8 +253,13 @@ class Gateway:
         )
 
     def _on_peers_changed(self, gone: list[Peer]) -> None:
+        urls = {peer.url for peer in self._peers.by_lease.values()}
         for peer in gone:
-            self._hop.drop(peer)
+            if peer.url in urls:
+                # The next runtime of this node soon answers the requests that wait at its socket for the last one.
+                self._loop.call_later(RESTART_SECONDS, self._hop.drop, peer)
+            else:
+                self._hop.drop(peer)
         self._seals.keep_only(self._peers.by_lease)
         self._client_streams.peers_changed()
 

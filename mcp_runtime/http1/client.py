@@ -329,17 +329,12 @@ class Connections:
         self._open: set[_Connection] = set()
         self._sweep_timer: asyncio.TimerHandle | None = None
 
-    def close(self) -> None:
+    def close(self, error: ClientError | None = None) -> None:
+        """End all connections, and their exchanges with `error`."""
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in list(self._open):
-            connection.fail(ConnectError(transport.CLOSED_EARLY))
-
-    def fail_all(self, address: Address, error: ClientError) -> None:
-        """End all connections to that host and port, and their exchanges with `error`."""
-        for connection in list(self._open):
-            if connection.pool[:2] == (address.host, address.port):
-                connection.fail(error)
+            connection.fail(error or ConnectError(transport.CLOSED_EARLY))
 
     async def request(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.conftest import eventually
 from tests.support.agents import GatewayClient, make_token
 from tests.support.hall import PATIENCE
-from tests.support.nodes import Machine, on_postgresql
+from tests.support.nodes import GUARD, Machine, on_postgresql, wait_for_fences
 from tests.system.test_hop import start, tools_at
 
 pytestmark = [pytest.mark.services, on_postgresql]
@@ -28,3 +29,18 @@ def test_a_node_without_an_address_reaches_the_members_of_others(make_node: Call
     _, second = two_machines(make_node, second_url="")
     agent = GatewayClient(second, make_token()).begin()
     assert [agent.text("one__count") for _ in range(3)] == ["1", "2", "3"]
+
+
+def test_calls_wait_for_a_node_that_starts_again(make_node: Callable[[str], Machine]) -> None:
+    first, second = two_machines(make_node)
+    wait_for_fences(first)
+    agent = GatewayClient(second, make_token()).begin()
+    for _ in range(3):
+        assert agent.text("one__count")
+        first.kill()
+        first.guard = first.popen(GUARD)
+        started_at, texts = time.monotonic(), []
+        while time.monotonic() < started_at + 6:  # the second node notices the start meanwhile
+            texts.append(agent.send("tools/call", name="one__count", arguments={}).text)
+        assert not [text for text in texts if "the node ended" in text]
+        assert "result" in texts[-1]
