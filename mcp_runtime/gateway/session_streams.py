@@ -9,10 +9,12 @@ from mcp_runtime.gateway import eras
 from mcp_runtime.gateway.auth import Principals
 from mcp_runtime.gateway.catalog import Place
 from mcp_runtime.gateway.forwarding import Forwarding
+from mcp_runtime.gateway.hop import MISDIRECTED
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Client, ClientSession, Event, Stream
 from mcp_runtime.gateway.peers import ElsewhereError
 from mcp_runtime.gateway.posts import client_in
+from mcp_runtime.gateway.replies import Refusal
 from mcp_runtime.gateway.responder import Responder
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
 from mcp_runtime.gateway.streams.http_streams import open_stream, send_stream
@@ -20,7 +22,8 @@ from mcp_runtime.gateway.upstream.questions import Questions
 from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.http1.server import HttpExchange
 from mcp_runtime.protocol import mcp
-from mcp_runtime.protocol.errors import AccessError, ClientError
+from mcp_runtime.protocol.errors import AccessError, ClientError, MethodError
+from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 from mcp_runtime.security.access import Principal
 
 
@@ -59,10 +62,11 @@ class SessionStreams:
                 return
             if last_event_id and not place.is_forwarded and await self._is_resumed_elsewhere(last_event_id, exchange):
                 return
-            resumed_stream = await self._resume_member_stream(session, client, last_event_id) if last_event_id else None
-            await send_stream(
-                resumed_stream or await open_stream(self._client_streams, place, client, exchange), exchange
-            )
+            stream = await self._resume_member_stream(session, client, last_event_id) if last_event_id else None
+            if stream is None and last_event_id and place.is_forwarded:
+                # A stream of this node has only the messages of its own members. The sender has those of all.
+                raise Refusal(MISDIRECTED, MethodError(INTERNAL_ERROR, "no stream here has that event"))
+            await send_stream(stream or await open_stream(self._client_streams, place, client, exchange), exchange)
 
     async def _is_resumed_elsewhere(self, last_event_id: str, exchange: HttpExchange) -> bool:
         """Forward the GET if another node has the member. Return False if that is not so, or fails."""

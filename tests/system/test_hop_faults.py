@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from roster.models import Tool
 from tests.conftest import eventually
 from tests.support.agents import GatewayClient, make_token
 from tests.support.hall import PATIENCE
@@ -44,3 +45,12 @@ def test_calls_wait_for_a_node_that_starts_again(make_node: Callable[[str], Mach
             texts.append(agent.send("tools/call", name="one__count", arguments={}).text)
         assert not [text for text in texts if "the node ended" in text]
         assert "result" in texts[-1]
+
+
+def test_a_stream_that_cannot_be_resumed_at_another_node_is_opened_anew(make_node: Callable[[str], Machine]) -> None:
+    _, second = two_machines(make_node)
+    agent = GatewayClient(second, make_token()).begin()
+    agent.http.headers["Last-Event-ID"] = "one/7"
+    with agent.listen() as stream:
+        Tool.objects.filter(name="levels").update(enabled=False)
+        assert stream.until("notifications/tools/list_changed", within=PATIENCE)
