@@ -55,7 +55,10 @@ def end(digest: str) -> None:
 
 def ended_lately() -> set[str]:
     """Return the digests of sessions that ended in the last seconds, at any node."""
-    return set(ClientSession.objects.filter(ended_at__gt=Now() - LATELY).values_list("pk", flat=True))
+    since = Now() - LATELY
+    # The end is a change, and only changes have an index.
+    ended = ClientSession.objects.filter(changed_at__gt=since, ended_at__gt=since)
+    return set(ended.values_list("pk", flat=True))
 
 
 def prune(max_age: timedelta) -> None:
