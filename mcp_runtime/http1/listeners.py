@@ -9,8 +9,10 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from mcp_runtime.protocol.errors import AddressTakenError
@@ -50,6 +52,21 @@ def bind_for_nodes(url: str) -> list[socket.socket]:
     except OSError as error:
         raise AddressTakenError(f"GUILD_HALL_NODE_URL={url}: the host is unknown here ({error.strerror})") from error
     return [_bind(str(address), port, "GUILD_HALL_NODE_URL")]
+
+
+def require_usable(certificate: Path | None, ca: Path | None) -> None:
+    """Load the files for TLS between nodes. Raises AddressTakenError, because a gateway without them cannot listen."""
+    try:
+        if certificate is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate)
+    except OSError as error:
+        text = f"GUILD_HALL_NODE_CERTIFICATE={certificate}: it has no certificate with its key ({error})"
+        raise AddressTakenError(text) from error
+    try:
+        if ca is not None:
+            ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise AddressTakenError(f"GUILD_HALL_NODE_CA={ca}: it has no certificates ({error})") from error
 
 
 def bind(host: str, port: int) -> list[socket.socket]:

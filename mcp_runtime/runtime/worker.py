@@ -110,6 +110,7 @@ def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, Sockets]:
     patient(lambda: lease.await_heartbeat(logger.warning))
     last_holder = patient(lease.require_free)
     host, port, url = settings.GUILD_HALL_HOST, settings.GUILD_HALL_GATEWAY_PORT, settings.GUILD_HALL_NODE_URL
+    listeners.require_usable(settings.GUILD_HALL_NODE_CERTIFICATE, settings.GUILD_HALL_NODE_CA)
     for_clients = listeners.take_inherited() or listeners.bind(host, port)
     sockets = listeners.Sockets(for_clients, listeners.bind_for_nodes(url) if url else [])
     # Do this while the row names the last holder. If this process is killed meanwhile, the next start repeats it.

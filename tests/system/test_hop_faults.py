@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +55,13 @@ def test_a_stream_that_cannot_be_resumed_at_another_node_is_opened_anew(make_nod
     with agent.listen() as stream:
         Tool.objects.filter(name="levels").update(enabled=False)
         assert stream.until("notifications/tools/list_changed", within=PATIENCE)
+
+
+def test_a_node_with_a_broken_certificate_does_not_start(make_node: Callable[[str], Machine], tmp_path: Path) -> None:
+    node = make_node("first")
+    node.node_url = f"https://127.0.0.1:{node.node_port}"
+    (tmp_path / "odd.pem").write_text("odd")
+    guard = node.popen(GUARD, GUILD_HALL_NODE_CERTIFICATE=str(tmp_path / "odd.pem"))
+    assert guard.wait(PATIENCE) != 0
+    assert "GUILD_HALL_NODE_CERTIFICATE" in node.output()
+    assert "Traceback" not in node.output()

@@ -6,12 +6,14 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from mcp_runtime.http1 import listeners
 from mcp_runtime.protocol.errors import AddressTakenError
 from tests.conftest import ROOT
+from tests.support.certificates import Authority
 
 
 def free_port() -> int:
@@ -39,6 +41,16 @@ def test_binding_the_loopback_binds_all_its_address_families() -> None:
     finally:
         for sock in sockets:
             sock.close()
+
+
+def test_unusable_certificates_are_refused_before_the_start(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    listeners.require_usable(None, authority.file)
+    with pytest.raises(AddressTakenError, match=r"GUILD_HALL_NODE_CERTIFICATE=.*ca\.pem: it has no certificate"):
+        listeners.require_usable(authority.file, None)  # its key is in another file
+    (tmp_path / "odd.pem").write_text("odd")
+    with pytest.raises(AddressTakenError, match=r"GUILD_HALL_NODE_CA=.*odd\.pem: it has no certificates"):
+        listeners.require_usable(None, tmp_path / "odd.pem")
 
 
 SERVE_ONE = """
