@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import secrets
 from collections import OrderedDict
@@ -24,7 +23,7 @@ from django.core import signing
 from django.db import Error
 
 from mcp_runtime.gateway import session_rows
-from mcp_runtime.gateway.messages import MAX_SESSION_STATE, ClientSession
+from mcp_runtime.gateway.messages import ClientSession
 from mcp_runtime.gateway.programs import NAMELESS, Program
 from mcp_runtime.gateway.session_rows import SavedState
 from mcp_runtime.rows.database import unit_of_work
@@ -35,6 +34,7 @@ logger = logging.getLogger("guildhall.gateway")
 
 T = TypeVar("T")
 
+MAX_SESSION_ID = 4_000  # characters, because proxies limit headers. A session with more does not leave this runtime
 MAX_ENDED_SESSIONS = 10_000  # in memory
 MAX_AGE = timedelta(days=7)
 SALT = "guildhall.gateway.session"
@@ -59,9 +59,8 @@ class Sessions:
         owner = (principal.user_id, principal.token_id)
         payload = {"o": owner, "p": path, "v": version, "c": capabilities, "i": astuple(program)}
         payload["n"] = secrets.token_urlsafe(12)
-        if len(json.dumps(payload)) <= MAX_SESSION_STATE:
-            session_id = signing.dumps(payload, salt=SALT, compress=True)
-        else:
+        session_id = signing.dumps(payload, salt=SALT, compress=True)
+        if len(session_id) > MAX_SESSION_ID:
             session_id = secrets.token_urlsafe(32)
         session = ClientSession(session_id, owner, path, version, capabilities, program)
         self._store(session)

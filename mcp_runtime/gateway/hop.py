@@ -19,6 +19,7 @@ from mcp_runtime.protocol.errors import ClientError, ConnectError
 NO_URL = "it has no address for other nodes. Set GUILD_HALL_NODE_URL there, or use the gateway of that node"
 GONE = "the node ended, or does not answer the database"
 TELL_SECONDS = 2.0
+WAIT_SECONDS = 0.3
 MISDIRECTED = 421  # the other node did not act on the request
 # Headers of a client that concern only its own connection to this gateway.
 _NOT_FORWARDED = hop_seals.OF_THE_CONNECTION | {
@@ -47,6 +48,7 @@ class Hop:
         self._plain_http_hosts = plain_http_hosts
         self._tls = transport.tls_context(ca)
         self._lines: dict[str, _Line] = {}  # by lease
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def send(
         self,
@@ -79,14 +81,22 @@ class Hop:
     async def tell_all(
         self, peers: Iterable[Peer], verb: str, target: bytes, headers: Mapping[str, str], body: bytes | None = None
     ) -> None:
-        """Send a message that has no response to all these nodes. Ignore errors, and wait at most TELL_SECONDS."""
+        """Send a message that has no response to all these nodes, and ignore errors.
+
+        Wait at most WAIT_SECONDS, because one node may be frozen or cut off. Each request has TELL_SECONDS.
+        """
 
         async def tell(peer: Peer) -> None:
             with contextlib.suppress(ClientError, TimeoutError):
                 async with asyncio.timeout(TELL_SECONDS):
                     (await self.send(peer, verb, target, headers, body)).release()
 
-        await asyncio.gather(*map(tell, peers))
+        tasks = [asyncio.ensure_future(tell(peer)) for peer in peers]
+        for task in tasks:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if tasks:
+            await asyncio.wait(tasks, timeout=WAIT_SECONDS)
 
     def drop(self, peer: Peer) -> None:
         """End all requests to a node that is gone. A machine that freezes leaves its connections open."""
@@ -94,6 +104,8 @@ class Hop:
             line.connections.close(ConnectError(GONE))
 
     def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
         for line in self._lines.values():
             line.connections.close()
 

@@ -18,7 +18,7 @@ from mcp_runtime.security import limits
 from mcp_runtime.security.access import Principal
 
 QUESTION_SECONDS = 600.0  # for the client to answer a member's question. It may need to ask a person
-MAX_SESSION_STATE = 2_000  # characters in a session's id. A session with more does not survive a restart
+MAX_SESSION_STATE = 2_000  # characters of all subscribed URIs that are stored in a session's row
 CANCEL_GRACE = 1.0  # for the member to answer a cancelled request itself
 
 

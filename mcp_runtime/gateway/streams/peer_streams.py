@@ -20,6 +20,7 @@ from mcp_runtime.protocol.errors import ClientError, HttpStatusError, ProtocolEr
 logger = logging.getLogger("guildhall.gateway")
 
 AGAIN_SECONDS = 1.0  # before the stream is opened again after its end
+MAX_AGAIN_SECONDS = 16.0  # the same, after failures in a row
 SILENCE_SECONDS = 60.0  # a node sends a comment every 15 s
 OPEN_SECONDS = 5.0
 
@@ -32,15 +33,19 @@ class PeerStreams:
 
     async def follow(self, stream: OpenStream, peer: Peer) -> None:
         """Listen to the node until the task is cancelled, because the stream was closed or the node is gone."""
+        pause = AGAIN_SECONDS
         while True:
             try:
                 await self._listen(stream, peer)
+                pause = AGAIN_SECONDS
             except (ClientError, TimeoutError) as error:
-                logger.debug("no messages from node %r: %s", peer.name, error)
+                if pause == AGAIN_SECONDS:
+                    logger.info("a stream gets no messages from node %r now: %s", peer.name, error)
+                pause = min(2 * pause, MAX_AGAIN_SECONDS)
             except Exception:
                 logger.exception("messages of node %r could not be forwarded; the gateway tries it again", peer.name)
             stream.ready[peer.lease].set()
-            await asyncio.sleep(AGAIN_SECONDS)
+            await asyncio.sleep(pause)
 
     async def _listen(self, stream: OpenStream, peer: Peer) -> None:
         exchange = stream.exchange

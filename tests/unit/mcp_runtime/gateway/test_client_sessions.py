@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 from django.db import OperationalError
 
-from mcp_runtime.gateway import client_sessions, outbox
+from mcp_runtime.gateway import client_sessions, messages, outbox
 from mcp_runtime.gateway.client_sessions import Sessions
 from mcp_runtime.gateway.messages import ClientSession
 from mcp_runtime.gateway.outbox import Outbox
@@ -95,8 +96,13 @@ def test_a_session_keeps_version_and_capabilities_in_the_next_runtime(sessions: 
     assert find(Sessions(lambda _: None), session.id[:-1] + "x", ANN, "/mcp") is None
 
 
+def test_many_similar_capabilities_fit_into_the_id(sessions: Sessions) -> None:
+    session = begin_session(sessions, experimental={f"example.com/capability-{number}": {} for number in range(100)})
+    assert find(restart(), session.id, ANN, "/mcp") is not None
+
+
 def test_a_session_with_too_much_state_exists_only_in_memory(sessions: Sessions) -> None:
-    session = begin_session(sessions, experimental="x" * client_sessions.MAX_SESSION_STATE)
+    session = begin_session(sessions, experimental=secrets.token_hex(client_sessions.MAX_SESSION_ID))
     assert len(session.id) < 60
     assert find(sessions, session.id, ANN, "/mcp") is session
     assert find(Sessions(lambda _: None), session.id, ANN, "/mcp") is None
@@ -191,7 +197,7 @@ def test_sessions_continue_without_the_database(
 def test_too_many_subscriptions_are_not_saved(sessions: Sessions) -> None:
     session = begin_session(sessions)
     session.log_level = "info"
-    session.subscriptions = {"notes": {"x" * (client_sessions.MAX_SESSION_STATE + 1)}}
+    session.subscriptions = {"notes": {"x" * (messages.MAX_SESSION_STATE + 1)}}
     assert session.state() == SavedState(log_level="info")
 
 
