@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -180,6 +181,14 @@ def needs_service(variable: str) -> str:
     if not address:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{variable} is not set")
     return address
+
+
+def needs_program(name: str) -> str:
+    """The path of a program. Without it the test is skipped at home; in CI, which installs it, it fails."""
+    path = shutil.which(name)
+    if path is None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{name} is not installed")
+    return path
 
 
 def eventually(condition: Callable[[], object], *, within: float = 10.0, what: str = "") -> object:
