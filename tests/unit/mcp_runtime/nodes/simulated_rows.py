@@ -99,18 +99,22 @@ class Rows:
         self.nodes[node] = row._replace(lease=None)
         return True
 
-    def claim(self, member: str, node: str, lease: UUID, seen: MemberRow) -> bool:
-        """Rule 5."""
-        row = self.members[member]
+    def claim(self, node: str, lease: UUID, seen: dict[str, MemberRow], locked: Set[str]) -> list[str]:
+        """Rule 5, for a batch. `locked` are the members whose rows other transactions have locked, which it skips."""
         if self.nodes[node].lease != lease:
+            return []
+        claimed = [member for member, row in seen.items() if member not in locked and self._can_be_claimed(member, row)]
+        for member in claimed:
+            self.members[member] = MemberRow(node, lease, self.members[member].version + 1)
+        return claimed
+
+    def _can_be_claimed(self, member: str, seen: MemberRow) -> bool:
+        row = self.members[member]
+        if not self.protocol.has_claim_condition:
+            return True
+        if row[:2] != seen[:2] or (row.node is not None and self.nodes[row.node].lease is not None):
             return False
-        if self.protocol.has_claim_condition:
-            if row[:2] != seen[:2] or (row.node is not None and self.nodes[row.node].lease is not None):
-                return False
-            if self.protocol.has_versions and row.version != seen.version:
-                return False
-        self.members[member] = MemberRow(node, lease, row.version + 1)
-        return True
+        return not self.protocol.has_versions or row.version == seen.version
 
     def start(self, member: str, lease: UUID, version: int) -> bool:
         """The addition to rule 7: a process starts only after this has committed."""

@@ -6,7 +6,8 @@ the processes: on each node a guard, its worker, and the processes of the member
 
 The faults: a killed worker, a killed node, a paused worker, a lost connection to the database (nothing reaches it, or
 its answers are lost), single answers that are lost or slow, and statements that commit up to 20 s after they were sent,
-even if their sender is dead. Operators start nodes, drain them, cancel this, and move members.
+even if their sender is dead. A claim takes a batch of members, and skips any rows that others may have locked.
+Operators start nodes, drain them, cancel this, and move members.
 
 One fault is excluded: a machine that freezes with its guard and its worker together. No fence in software strikes in
 it, and its processes run on for up to a poll of the guard after it continues.
@@ -35,6 +36,8 @@ LATEST_COMMIT = 20.0
 LONGEST_KILL = 2.5
 GUARD_POLL = 0.25
 QUERY_TIMEOUT, RENEWAL_TIMEOUT = 3.0, 1.0
+CLAIM_BATCH = 3  # of four members, so there are often two batches
+LOCKED_ROWS = 0.1
 LABELS = frozenset({"gpu"})
 
 # What a worker's task waits for: a number of seconds, or a statement and its timeout.
@@ -155,11 +158,17 @@ class Worker:
         placement = place(
             [self.hall.facts(name, row.node) for name, row in orphans.items()], self._living_nodes(view, gone)
         )
-        for name, node in placement.items():
-            if node == self.name:
-                row = orphans[name]
-                if (yield partial(self.rows.claim, name, self.name, self.lease, row), QUERY_TIMEOUT):
-                    yield from self._start(name, row.version + 1)
+        names = [name for name, node in placement.items() if node == self.name]
+        claimed: list[str] = []
+        for first in range(0, len(names), CLAIM_BATCH):
+            batch = names[first : first + CLAIM_BATCH]
+            seen, locked = {name: orphans[name] for name in batch}, self.hall.locked_rows(batch)
+            answer = yield partial(self.rows.claim, self.name, self.lease, seen, locked), QUERY_TIMEOUT
+            if answer is None:
+                break  # the turn has failed. Members of this batch may be its own now
+            claimed += answer
+        for name in claimed:
+            yield from self._start(name, orphans[name].version + 1)
 
     def _living_nodes(self, view: View, gone: set[str]) -> list[NodeFacts]:
         loads = Counter(row.node for row in view.members.values())
@@ -338,6 +347,10 @@ class SimulatedHall:
 
     def _commit_and_answer(self, statement: Callable[[], Any], task: Task) -> None:
         self._resume(task, statement())
+
+    def locked_rows(self, names: list[str]) -> set[str]:
+        """Some of these rows, as if other transactions had locked them, which may then be rolled back."""
+        return {name for name in names if self.random.random() < LOCKED_ROWS}
 
     def new_lease(self) -> UUID:
         self._leases += 1
