@@ -25,6 +25,7 @@ from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family
 from bench.hop import hop
 from bench.instructions import instructions
 from bench.nodes import nodes
+from bench.placement import placement
 
 # Eager start ------------------------------------------------------------------------------------------------------
 
@@ -278,6 +279,7 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "idle": (idle, 20),
     "client": (client, 500),
     "instructions": (instructions, 150),
+    "placement": (placement, 5),
     "gateway": (gateway, 5),
 }
 # Needs a PostgreSQL server, so it runs only when it is named.
