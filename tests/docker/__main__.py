@@ -1,6 +1,7 @@
-"""`make docker`: the shipped image and compose file in real containers, on Linux. Exit status 0 if all checks hold.
+"""`make docker`: the shipped image and compose files in real containers, on Linux. Exit status 0 if all checks hold.
 
-    python -m tests.docker
+    python -m tests.docker          docker-compose.yml
+    python -m tests.docker nodes    docker-compose.nodes.yml, in 6 minutes: see tests/docker/nodes.py
 
 A version without the newest migration is built, started and used, and then updated to this one as docs/operations.md
 says. Then containers are killed one by one and all at once, while clients call through REST and the gateway. Members
@@ -21,72 +22,49 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.hall import ROOT, wait_until
-from tests.docker import alone
+from tests.docker import alone, nodes
 from tests.docker.engine import docker, make_stand_ins
 from tests.docker.faults import FAULTS, fire_fault
 from tests.docker.load import Load, settle
-from tests.docker.stack import HEALTHY_SECONDS, USER, Stack, stack
-from tests.storm.reckoning import Strike, reckon
+from tests.docker.report import Report, check_ports, check_promises, check_rights, check_stop, load_factor
+from tests.docker.stack import HEALTHY_SECONDS, ONE_MACHINE, Stack, stack
+from tests.storm.reckoning import Strike
 
 FOLDER = Path("/var/lib/guild-hall-docker")
 CALLS_BEFORE = 10  # for each source, to the old version
-MIN_ACCEPTED = 300  # accepted calls at least, because otherwise nothing was tested
 # A fault excuses failures until each source has a success, and so much longer. The other clients of the source have
 # their own connections and sessions, and notice the fault with their next call.
 NOTICE_SECONDS = 3.0
 QUIET_SECONDS = 5.0  # until the next fault. Nothing may fail in this time
-UNEXCUSED_CALLS = 200  # calls at least that no fault excuses, because otherwise no failure could be found
-STOP_SECONDS = 10.0  # after which Docker kills
-BUSY_PROGRAMS = 3.0  # running programs for each core, up to which the bounds of the faults hold
-
-
-@dataclass
-class Report:
-    """Prints a line for each check. `faults` has those that did not hold."""
-
-    began_at: float = field(default_factory=time.monotonic)
-    faults: list[str] = field(default_factory=list)
-    checks: int = 0
-
-    def check(self, name: str, holds: bool, detail: object = "") -> None:
-        self.checks += 1
-        if not holds:
-            self.faults.append(f"{name}: {detail}")
-        seconds = time.monotonic() - self.began_at
-        print(
-            f"{seconds:>6.0f} s  {'holds ' if holds else 'BROKEN'}  {name}{f': {detail}' if detail != '' else ''}",
-            flush=True,
-        )
-
-    def none(self, name: str, entries: list[str]) -> None:
-        self.check(name, not entries, "; ".join(entries[:5]) or "0")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make docker", description="The shipped image and compose file, tried.")
     parser.add_argument(
+        "part", nargs="?", choices=("one", "nodes"), default="one",
+        help="docker-compose.yml (`one`, the default), or docker-compose.nodes.yml (`nodes`)",
+    )  # fmt: skip
+    parser.add_argument(
         "--folder", type=Path, default=FOLDER, help="for the files of our own daemon; default %(default)s"
     )
     parser.add_argument("--from", dest="revision", help="the version that is updated; default: see docs/reliability.md")
     options = parser.parse_args()
-    folder, revision = options.folder.absolute(), options.revision or previous_migration_revision()
+    folder, shape = options.folder.absolute(), nodes.SHAPE if options.part == "nodes" else ONE_MACHINE
     # So that everything ends with this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     report = Report()
     with docker(folder) as engine:
         if engine.is_own and (images := make_stand_ins(engine, folder)):
             print(f"made from Debian's packages: {', '.join(images)}", flush=True)
-        with tempfile.TemporaryDirectory(prefix="guild-hall-") as scratch, stack(engine, Path(scratch)) as hall:
+        with tempfile.TemporaryDirectory(prefix="guild-hall-") as scratch, stack(engine, Path(scratch), shape) as hall:
             try:
-                update(hall, report, revision)
-                check_rights(hall, report)
-                storm(hall, report)
-                end(hall, report)
-                alone.run(hall, report)
+                if options.part == "nodes":
+                    nodes.run(hall, report)
+                else:
+                    run(hall, report, options.revision or previous_migration_revision())
             except SystemExit:
                 print(hall.compose("logs", "--no-color", "--tail", "30")[-10_000:])
                 raise
@@ -95,6 +73,15 @@ def main() -> int:
     seconds = time.monotonic() - report.began_at
     print(f"{report.checks} checks, {len(report.faults)} broken, in {seconds:.0f} s; lately {load}")
     return 1 if report.faults else 0
+
+
+def run(hall: Stack, report: Report, revision: str) -> None:
+    update(hall, report, revision)
+    check_rights(hall, report, "web", "runtime")
+    check_ports(hall, report, "web", "runtime")
+    storm(hall, report)
+    end(hall, report)
+    alone.run(hall, report)
 
 
 # The update -----------------------------------------------------------------------------------------------------------
@@ -158,21 +145,6 @@ def migrations(hall: Stack) -> set[str]:
 # Under load -----------------------------------------------------------------------------------------------------------
 
 
-def check_rights(hall: Stack, report: Report) -> None:
-    """The compose file must remove every right, and publish ports to this machine only."""
-    for service in ("web", "runtime"):
-        container = hall.container(service)
-        status = dict(
-            line.split(":\t") for line in hall.docker("exec", container, "cat", "/proc/1/status").splitlines()
-        )
-        rights = {name: status[name].split()[0] for name in ("Uid", "CapBnd", "NoNewPrivs")}
-        is_bare = rights["Uid"] == str(USER) and not int(rights["CapBnd"], 16) and rights["NoNewPrivs"] == "1"
-        report.check(f"{service} runs as an ordinary user without rights", is_bare, rights)
-        addresses = hall.docker("port", container).splitlines()
-        is_near = bool(addresses) and all("-> 127.0.0.1:" in address for address in addresses)
-        report.check(f"{service} is published to this machine only", is_near, ", ".join(addresses))
-
-
 def storm(hall: Stack, report: Report) -> None:
     strikes = []
     with Load(hall) as load:
@@ -194,37 +166,14 @@ def storm(hall: Stack, report: Report) -> None:
             if fault.ends_members:
                 report.none(f"{fault.name}: alive two seconds later", remains)
     report.none("faults of the trial itself", load.faults)
-    records = settle(hall, load.records)
-    reckoning = reckon(records, hall.effects(), strikes)
-    report.check("calls accepted", reckoning.accepted >= MIN_ACCEPTED, f"{reckoning.accepted}, at least {MIN_ACCEPTED}")
-    for promise in ("lost", "doubled", "never_ended", "misreported", "unprovoked"):
-        report.none(f"calls {promise.replace('_', ' ')}", getattr(reckoning, promise))
-    unexcused = sum(not any(strike.covers(record) for strike in strikes) for record in records)
-    report.check(
-        "calls that no fault excuses", unexcused >= UNEXCUSED_CALLS, f"{unexcused}, at least {UNEXCUSED_CALLS}"
-    )
-    unfinished = [hall.get(f"/api/calls/?status={status}")["results"] for status in ("queued", "running")]
-    report.none("calls that wait or run forever", [row["url"] for rows in unfinished for row in rows])
-    print("         " + ", ".join(f"{end} {count}" for end, count in reckoning.ends.most_common()))
-
-
-def load_factor() -> float:
-    """How many times more programs than BUSY_PROGRAMS ran in the last minute, at least 1. Starts slow down as much."""
-    return max(os.getloadavg()[0] / ((os.cpu_count() or 1) * BUSY_PROGRAMS), 1.0)
+    check_promises(hall, report, settle(hall, load.records), strikes)
 
 
 # The end --------------------------------------------------------------------------------------------------------------
 
 
 def end(hall: Stack, report: Report) -> None:
-    seconds, codes = hall.stop()
-    codes_text = ", ".join(f"{service} {code}" for service, code in codes.items())
-    holds = not any(codes.values()) and seconds < STOP_SECONDS
-    report.check("everything stops without a kill", holds, f"{seconds:.1f} s; {codes_text}")
-    hall.compose("down")
-    remains = hall.remains()
-    holds = len(remains) == 2 and all(entry.startswith("volume") for entry in remains)
-    report.check("`down` leaves the two volumes and nothing else", holds, ", ".join(remains))
+    check_stop(hall, report, volumes=2)
     hall.up()
     hall.wait_for_calls()
     report.check("after the next `up` the old token is accepted", True)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from bench.hall import wait_until
+from tests.docker.report import Report
 from tests.docker.stack import Stack
-
-if TYPE_CHECKING:
-    from tests.docker.__main__ import Report
 
 HEALTHY_SECONDS = 60.0
 STOP_SECONDS = 9.0  # Docker kills after ten

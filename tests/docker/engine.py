@@ -32,7 +32,12 @@ ADDED = {
     "python": f'ENV PATH={PATHS} PIP_CERT=/etc/ssl/certs/ca-certificates.crt\nCMD ["python"]',
     "redis": 'ENTRYPOINT ["start-redis"]\nCMD ["redis-server"]',
     "postgres": 'ENV PATH=/usr/lib/postgresql/17/bin:$PATH\nENTRYPOINT ["start-postgres"]\nSTOPSIGNAL SIGINT',
+    # Its commands find the cookie of the server in the home folder.
+    "rabbitmq": f"ENV PATH=/usr/lib/rabbitmq/bin:{PATHS} HOME=/var/lib/rabbitmq\n"
+    'ENTRYPOINT ["start-rabbitmq"]\nCMD ["rabbitmq-server"]',
+    "nginx": 'STOPSIGNAL SIGQUIT\nCMD ["nginx", "-g", "daemon off;"]',
 }
+COMPOSE_FILES = ("docker-compose.yml", "docker-compose.nodes.yml")
 
 
 class Docker:
@@ -123,10 +128,11 @@ def daemon(folder: Path) -> Iterator[Docker]:
 
 
 def base_images() -> list[str]:
-    """The base images of Dockerfile and docker-compose.yml."""
-    dockerfile_images = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    compose_images = re.findall(r"^ +image: (\S+:\S+)", (ROOT / "docker-compose.yml").read_text(), re.MULTILINE)
-    return [*dockerfile_images, *compose_images]
+    """The base images of the Dockerfile and the compose files."""
+    names = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for compose_file in COMPOSE_FILES:
+        names += re.findall(r"^ +image: (\S+:\S+)", (ROOT / compose_file).read_text(), re.MULTILINE)
+    return list(dict.fromkeys(names))
 
 
 def make_stand_ins(engine: Docker, folder: Path) -> list[str]:

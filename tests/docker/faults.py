@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import psutil
 
 from bench.hall import wait_until
-from tests.docker.stack import MEMBERS, RUNNING_SERVICES, Stack
+from tests.docker.stack import ONE_MACHINE, Stack
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ FAULTS = [
     Fault("web killed", kill_services("web"), 15.0, ends_members=False),
     Fault("redis killed", kill_services("redis"), 15.0, ends_members=False),
     Fault("postgres killed", kill_services("postgres"), 30.0, ends_members=False),
-    Fault("all killed at once", kill_services(*RUNNING_SERVICES), 45.0),
+    Fault("all killed at once", kill_services(*ONE_MACHINE.running_services), 45.0),
     Fault("runtime restarted", restart_runtime, BACK_SECONDS),
     Fault("docker kill runtime, compose up", kill_with_docker, 30.0, is_restarted=False),
     Fault("docker rm -f runtime, compose up", remove_container, 30.0, is_restarted=False),
@@ -73,7 +73,7 @@ DEAD_SECONDS = 2.0
 def fire_fault(stack: Stack, fault: Fault) -> tuple[float, list[str]]:
     """Fire a fault. Returns its time, and the processes of the runtime's container that were live two seconds later."""
     processes = stack.processes("runtime")
-    if len(processes) < 2 + len(MEMBERS):  # guard, worker
+    if len(processes) < 2 + len(stack.shape.members):  # guard, worker
         raise SystemExit(f"the runtime's container has too few processes to leave any behind: {processes}")
     names = {process: " ".join(process.cmdline()) for process in processes}
     struck_at = fault.fire(stack)

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from bench.hall import wait_until
 from tests.attack.client import Client
-from tests.docker.stack import MEMBERS, Stack
-from tests.storm.ledger import SILENT, CallRecord
+from tests.docker.stack import Stack
+from tests.storm.ledger import BROKEN, REFUSED, SILENT, CallRecord
 from tests.storm.load import CALL_FUNCTIONS, FINISHED, Call, record_of_row
 
 CLIENTS_OF_A_SOURCE = 3
@@ -44,11 +44,12 @@ class Load:
             thread.join()
 
     def wait_for_successes(self, since: float, seconds: float) -> float:
-        """Wait until each source has a success after `since`, at the member `quick`. Returns the monotonic time."""
+        """Wait until each source has a success after `since`, at a quick member. Returns the monotonic time."""
         since += ARRIVAL_SECONDS
 
         def first_success(source: str) -> float | None:
-            records = [record for record in list(self.records) if record.source == source and record.member == "quick"]
+            quick = self._stack.shape.quick_members
+            records = [record for record in list(self.records) if record.source == source and record.member in quick]
             return min(
                 (record.ended_at for record in records if record.ended_at > since and record.end == "succeeded"),
                 default=None,
@@ -65,11 +66,16 @@ class Load:
                 turn = 0
                 while not self._stop_event.wait(PAUSE):
                     turn += 1
-                    for member in MEMBERS:
+                    for member in self._stack.shape.members:
                         call = Call(f"{source}-{number}-{member}-{turn}", member, source)
-                        self.records.append(CALL_FUNCTIONS[source](client, call, self._stop_event))
+                        self.records.append(from_balancer(CALL_FUNCTIONS[source](client, call, self._stop_event)))
         except Exception as error:  # noqa: BLE001 - a client that ends early is a fault of the trial
             self.faults.append(f"a client ({source}) ended with {type(error).__name__}: {error}")
+
+
+def from_balancer(record: CallRecord) -> CallRecord:
+    """The hall never responds 502 or 504. A load balancer does it if it lost a connection. The call may have run."""
+    return replace(record, end=BROKEN) if record.end == REFUSED and record.kind in ("502", "504") else record
 
 
 def settle(stack: Stack, records: list[CallRecord]) -> list[CallRecord]:

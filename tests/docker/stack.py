@@ -1,4 +1,4 @@
-"""The shipped docker-compose.yml as a new project with a checkout, free ports, and two members that keep ledgers."""
+"""A shipped compose file as a new project with a checkout, free ports, and members that keep ledgers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,37 @@ from tests.docker.engine import Docker
 from tests.storm.ledger import Effect, read_effects
 
 MEMBER = ROOT / "tests" / "storm" / "members" / "member.py"
-MEMBERS = {
-    "quick": "http",
-    "slow": "slow",
-}  # The names and kinds of the members. Calls of a slow one are running when a container is killed.
-BUILT_SERVICES = ("prepare", "web", "runtime")  # services of the image that is built
-RUNNING_SERVICES = ("web", "runtime", "redis", "postgres")  # services that stay up
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shipped compose file, and the members that run in it.
+
+    `built_services` have the image that is built. `running_services` stay up. `web` is the service for commands.
+    `members` has the names and the kinds of the members. Calls of a slow one are running when a container is killed.
+    `manifest` has more keys for each of them. `more_members` have no ledger, and a server in one file.
+    """
+
+    compose_file: str
+    built_services: tuple[str, ...]
+    running_services: tuple[str, ...]
+    web: str
+    members: Mapping[str, str]
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    more_members: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def quick_members(self) -> list[str]:
+        return [name for name, kind in self.members.items() if kind != "slow"]
+
+
+ONE_MACHINE = Shape(
+    compose_file="docker-compose.yml",
+    built_services=("prepare", "web", "runtime"),
+    running_services=("web", "runtime", "redis", "postgres"),
+    web="web",
+    members={"quick": "http", "slow": "slow"},
+)
 USER = 1000  # the user of the image, who must be able to write into the folders of members
 ANSWER_SECONDS = 45.0
 HEALTHY_SECONDS = 180.0  # the runtime is checked every 30 s, and on a busy machine some checks end too late
@@ -38,14 +64,15 @@ KILL = "import os, sys, time; at = time.monotonic(); [os.kill(int(pid), 9) for p
 class Stack:
     """`folder`: has the checkout, and an addition to its compose file."""
 
-    def __init__(self, docker: Docker, folder: Path) -> None:
-        self.docker, self.folder = docker, folder
+    def __init__(self, docker: Docker, folder: Path, shape: Shape = ONE_MACHINE) -> None:
+        self.docker, self.folder, self.shape = docker, folder, shape
         self.source = folder / "hall"
         self.project = f"guild-hall-trial-{os.getpid()}"
         self.port, self.gateway_port = free_port(), free_port()
         self.token = ""
         self.source.mkdir()
-        (self.source / ".env").write_text(f"POSTGRES_PASSWORD={secrets.token_hex(16)}\n")
+        passwords = [f"{name}_PASSWORD={secrets.token_hex(16)}\n" for name in ("POSTGRES", "RABBITMQ")]
+        (self.source / ".env").write_text("".join(passwords))
 
     # The checkout -----------------------------------------------------------------------------------------------------
 
@@ -69,20 +96,26 @@ class Stack:
                     shutil.copy(ROOT / name, self.source / name)
         self._add_members()
         build = {"build": {"network": "host"}} if self.docker.is_own else {}
-        services = {service: {"image": self.image, **build} for service in BUILT_SERVICES}
+        services = {service: {"image": self.image, **build} for service in self.shape.built_services}
         (self.folder / "trial.yml").write_text(json.dumps({"services": services}))
 
     def _add_members(self) -> None:
-        for name, kind in MEMBERS.items():
-            folder = self.source / "guild-members" / name
-            folder.mkdir(exist_ok=True)
-            shutil.copy(MEMBER, folder / "member.py")
-            manifest = {"name": name, "version": "1.0.0", "transport": "http", "command": "python3", "timeout": 10}
-            manifest |= {"args": ["member.py", kind, f"{name}.ledger", "${PORT}"], "max_concurrency": 16}
-            (folder / "guild-member.json").write_text(json.dumps(manifest))
+        for name, kind in self.shape.members.items():
+            self._add_member(name, MEMBER, kind, f"{name}.ledger", "${PORT}")
+        for name, server in self.shape.more_members.items():
+            self._add_member(name, server, "${PORT}")
         if os.geteuid() == 0:
             for path in (self.source / "guild-members").rglob("*"):
                 os.chown(path, USER, USER)
+
+    def _add_member(self, name: str, server: Path, *args: str) -> None:
+        """All servers have the same file name, so that one manifest fits all of them."""
+        folder = self.source / "guild-members" / name
+        folder.mkdir(exist_ok=True)
+        shutil.copy(server, folder / "member.py")
+        manifest = {"name": name, "version": "1.0.0", "transport": "http", "command": "python3", "timeout": 10}
+        manifest |= {"args": ["member.py", *args], "max_concurrency": 16, **self.shape.manifest}
+        (folder / "guild-member.json").write_text(json.dumps(manifest))
 
     @property
     def image(self) -> str:
@@ -91,14 +124,14 @@ class Stack:
     def effects(self) -> dict[str, list[Effect]]:
         """The effects in the ledgers of members, by key."""
         effects: dict[str, list[Effect]] = {}
-        for name in MEMBERS:
+        for name in self.shape.members:
             effects |= read_effects(self.source / "guild-members" / name)
         return effects
 
     # Compose ----------------------------------------------------------------------------------------------------------
 
     def compose(self, *argv: str, seconds: float = 120) -> str:
-        files = ["-f", "docker-compose.yml", "-f", "../trial.yml"]
+        files = ["-f", self.shape.compose_file, "-f", "../trial.yml"]
         ports = {"GUILD_HALL_PORT": str(self.port), "GUILD_HALL_GATEWAY_PORT": str(self.gateway_port)}
         argv = (*self.docker.compose, "-p", self.project, *files, *argv)
         return self.docker.run(argv, seconds, cwd=self.source, **ports)
@@ -129,7 +162,10 @@ class Stack:
         return dict(self.docker.inspect(container)["State"]) if container else {}
 
     def health(self) -> dict[str, str]:
-        return {service: self.state(service).get("Health", {}).get("Status", "none") for service in RUNNING_SERVICES}
+        return {
+            service: self.state(service).get("Health", {}).get("Status", "none")
+            for service in self.shape.running_services
+        }
 
     def is_healthy(self) -> bool:
         return set(self.health().values()) == {"healthy"}
@@ -154,10 +190,11 @@ class Stack:
     # Requests ---------------------------------------------------------------------------------------------------------
 
     def make_token(self) -> None:
-        output = self.compose(
-            "exec", "-T", "web", "python", "manage.py", "create_token", "admin", "--calls-per-minute", "0"
-        )
-        self.token = output.split()[-1]
+        self.token = self.manage("create_token", "admin", "--calls-per-minute", "0").split()[-1]
+
+    def manage(self, *argv: str) -> str:
+        """The output of a command of the hall."""
+        return self.compose("exec", "-T", self.shape.web, "python", "manage.py", *argv)
 
     def client(self, source: str, seconds: float = 40.0) -> Client:
         return Client(self.port if source == "rest" else self.gateway_port, self.token, seconds=seconds)
@@ -187,7 +224,7 @@ class Stack:
         start = time.monotonic()
         self.compose("stop")
         seconds = time.monotonic() - start
-        return seconds, {service: int(self.state(service)["ExitCode"]) for service in RUNNING_SERVICES}
+        return seconds, {service: int(self.state(service)["ExitCode"]) for service in self.shape.running_services}
 
     def remains(self) -> list[str]:
         """Containers, networks and volumes of the project that still exist."""
@@ -205,9 +242,9 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(docker: Docker, folder: Path) -> Iterator[Stack]:
+def stack(docker: Docker, folder: Path, shape: Shape = ONE_MACHINE) -> Iterator[Stack]:
     """A stack, which is removed at the end with all that it made."""
-    instance = Stack(docker, folder)
+    instance = Stack(docker, folder, shape)
     try:
         yield instance
     finally:
