@@ -8,7 +8,8 @@
 # docs   the site of docs/ in .docs/site; a broken link fails it
 # attack  a real hall under attack, the honest beside it; `ARGS=--short` in 90 s    fuzz  its parsers (needs atheris)
 # storm  a hall under load while all around it is killed; 10 minutes, `ARGS="--seconds 60"` for less
-# docker  the shipped image and compose file in real containers, killed and updated (needs Docker; root has it start one)
+# docker  the shipped image and compose file in real containers, killed and updated (needs Docker; root has it start one);
+#         `ARGS=nodes` for docker-compose.nodes.yml
 # conformance  what the MCP conformance suite finds in client and gateway; conformance-suite  installs it (needs npm)
 
 VENV ?= .venv

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import ssl
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from mcp_runtime.client import remote, transport
+from mcp_runtime.http1.names import Names
 from mcp_runtime.protocol.errors import ClientError, ConnectError, ProtocolError
 from mcp_runtime.security.limits import Account, BudgetError, Owner
 
@@ -327,14 +329,21 @@ class Connections:
         self._tls = tls or transport.tls_context()
         self._idle: dict[_Pool, list[_Connection]] = {}
         self._open: set[_Connection] = set()
+        self._names = Names()
+        self._attempts: set[asyncio.Timeout] = set()  # to connect
+        self._failures: dict[asyncio.Timeout, ClientError] = {}  # of attempts that `close` ended
         self._sweep_timer: asyncio.TimerHandle | None = None
 
     def close(self, error: ClientError | None = None) -> None:
-        """End all connections, and their exchanges with `error`."""
+        """End all connections and attempts to connect, and their exchanges with `error`."""
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in list(self._open):
             connection.fail(error or ConnectError(transport.CLOSED_EARLY))
+        for attempt in self._attempts:
+            self._failures[attempt] = error or ConnectError(transport.CLOSED_EARLY)
+            with contextlib.suppress(RuntimeError):  # it is expiring already
+                attempt.reschedule(asyncio.get_running_loop().time())
 
     async def request(
         self,
@@ -375,14 +384,14 @@ class Connections:
     async def _connect(self, pool: _Pool, secrets: Collection[str]) -> _Connection:
         if self._sweep_timer is None:
             self._sweep_timer = asyncio.get_running_loop().call_later(transport.IDLE_SECONDS, self._close_idle)
-        host, port, is_tls, _ = pool
+        attempt = asyncio.timeout(transport.CONNECT_TIMEOUT)
+        self._attempts.add(attempt)
         try:
-            async with asyncio.timeout(transport.CONNECT_TIMEOUT):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self, pool), host, port, ssl=self._tls if is_tls else None
-                )
+            async with attempt:
+                return await self._open_connection(pool)
         except TimeoutError as error:
-            raise ConnectError(f"no connection within {transport.CONNECT_TIMEOUT:g} s") from error
+            failure = self._failures.get(attempt)
+            raise failure or ConnectError(f"no connection within {transport.CONNECT_TIMEOUT:g} s") from error
         except ssl.SSLError as error:
             text = f"no connection: {error}"
             raise ConnectError(remote.mask_secrets(text, secrets)) from error
@@ -390,7 +399,27 @@ class Connections:
             is_refusal = isinstance(error, ConnectionRefusedError)
             text = "connection refused" if is_refusal else f"no connection: {error}"
             raise ConnectError(remote.mask_secrets(text, secrets), is_refusal=is_refusal) from error
-        return connection
+        finally:
+            self._attempts.discard(attempt)
+            self._failures.pop(attempt, None)
+
+    async def _open_connection(self, pool: _Pool) -> _Connection:
+        """Connect to the first address of the host that accepts it. Raise OSError and UnicodeError."""
+        host, port, is_tls, _ = pool
+        tls, server_hostname = (self._tls, host) if is_tls else (None, None)
+        failure: OSError = OSError("the host has no address")
+        for address in await self._names.look_up(host):
+            try:
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(self, pool), address, port, ssl=tls, server_hostname=server_hostname
+                )
+            except ssl.SSLError:
+                raise
+            except OSError as error:
+                failure = error
+            else:
+                return connection
+        raise failure
 
     def _close_idle(self) -> None:
         self._sweep_timer = None

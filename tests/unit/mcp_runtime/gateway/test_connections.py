@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import uvloop
 
 from mcp_runtime.client import transport
-from mcp_runtime.http1 import client
+from mcp_runtime.http1 import client, names
 from mcp_runtime.http1.client import Address, Connections, Response
 from mcp_runtime.protocol.errors import ConnectError, ProtocolError
 from tests.support.certificates import Authority
@@ -642,3 +644,54 @@ def test_a_connect_error_contains_no_secrets(url: str) -> None:
         listener.close()
 
     uvloop.run(run_in_world())
+
+
+class SlowNames:
+    """`slow.test` is looked up forever. `quick.test` is this machine."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.look_ups: list[str] = []
+        self.over = threading.Event()
+        monkeypatch.setattr(names.socket, "getaddrinfo", self._getaddrinfo)
+
+    def _getaddrinfo(self, host: str, *_: Any, **__: Any) -> list[Any]:
+        self.look_ups.append(host)
+        if host == "slow.test":
+            self.over.wait(20)
+            raise socket.gaierror("nobody knows it")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+
+
+@pytest.fixture
+def slow_names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
+    instance = SlowNames(monkeypatch)
+    yield instance
+    instance.over.set()
+
+
+def to(host: str, world: World) -> Awaitable[Response]:
+    return world.connections.request(Address.of(f"http://{host}:{world.address.port}/"), "POST", JSON, b"{}")
+
+
+def test_a_name_that_is_looked_up_forever_does_not_hold_up_others(slow_names: SlowNames) -> None:
+    @run(OK)
+    async def _(world: World) -> None:
+        slow = [asyncio.ensure_future(to("slow.test", world)) for _ in range(20)]
+        await world.eventually(lambda: slow_names.look_ups)
+        response = await asyncio.wait_for(to("quick.test", world), 5)
+        assert await response.read(10) == b"{}"
+        assert sorted(slow_names.look_ups) == ["quick.test", "slow.test"]  # one look-up for all twenty
+        slow_names.over.set()
+        errors = await asyncio.gather(*slow, return_exceptions=True)
+        assert {str(error) for error in errors} == {"no connection: nobody knows it"}
+        assert slow_names.look_ups.count("slow.test") == 1
+
+
+def test_failing_all_connections_ends_attempts_to_connect(slow_names: SlowNames) -> None:
+    @run(OK)
+    async def _(world: World) -> None:
+        request = asyncio.ensure_future(to("slow.test", world))
+        await world.eventually(lambda: slow_names.look_ups)
+        world.connections.close(ConnectError("it is gone"))
+        with pytest.raises(ConnectError, match="it is gone"):
+            await asyncio.wait_for(request, 2)
