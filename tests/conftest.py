@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import django
 import pytest
@@ -179,7 +180,7 @@ def needs_service(variable: str) -> str:
     """The address in `variable`. Without it the test is skipped at home; in CI, which has the service, it fails."""
     address = os.environ.get(variable, "")
     if not address:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{variable} is not set")
+        skip_at_home(f"{variable} is not set")
     return address
 
 
@@ -187,8 +188,13 @@ def needs_program(name: str) -> str:
     """The path of a program. Without it the test is skipped at home; in CI, which installs it, it fails."""
     path = shutil.which(name)
     if path is None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"{name} is not installed")
+        skip_at_home(f"{name} is not installed")
     return path
+
+
+def skip_at_home(reason: str) -> NoReturn:
+    """Skip the test because this machine lacks something. In CI, where it must be there, the test fails."""
+    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
 def eventually(condition: Callable[[], object], *, within: float = 10.0, what: str = "") -> object:

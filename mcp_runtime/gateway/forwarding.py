@@ -144,8 +144,11 @@ class Forwarding:
         task = asyncio.ensure_future(self._end_call_of_lost_node(error, failure))
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
+        place = f"node {error.peer.name!r}, where it runs"
         if isinstance(failure, ConnectError):
-            failure = ConnectError(f"the connection to node {error.peer.name!r}, where it runs: {failure}")
+            failure = ConnectError(f"the connection to {place}: {failure}")
+        elif isinstance(failure, RequestTimeoutError):
+            failure = RequestTimeoutError(failure.seconds, place)
         return failures.of_member(failure, error.member, request)
 
     async def _end_call_of_lost_node(self, error: ElsewhereError, failure: ClientError) -> None:

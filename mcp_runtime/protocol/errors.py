@@ -265,8 +265,8 @@ class RequestTimeoutError(TransportError):
 
     kind_once_sent = ErrorKind.TIMEOUT
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"no complete answer within {seconds:g} s")
+    def __init__(self, seconds: float, sender: str = "") -> None:
+        super().__init__(f"no complete answer{sender and f' from {sender}'} within {seconds:g} s")
         self.seconds = seconds
 
 

@@ -12,20 +12,21 @@ CONNECT_SECONDS = 5.0
 
 
 class Proxy:
-    """Listens on a fixed port of 127.0.0.1. `address` is host:port.
+    """Listens on a fixed port of `own_host`. `address` is host:port.
 
     `kill()` resets connections and refuses new ones. After `mute()` connections stay open and are accepted, but no data
     passes until `heal()`. `cut()` does the same, but `heal()` then resets the connections, like a router without them.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, own_host: str = "127.0.0.1") -> None:
         self._service = host, port
+        self._own_host = own_host
         self._can_pass, self._is_cut = threading.Event(), False
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
         self._port = 0
         self._listen()
-        self.address = f"127.0.0.1:{self._port}"
+        self.address = f"{own_host}:{self._port}"
         self.heal()
 
     def kill(self) -> None:
@@ -56,7 +57,7 @@ class Proxy:
     def _listen(self) -> None:
         self._listener = socket.socket()
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._listener.bind(("127.0.0.1", self._port))
+        self._listener.bind((self._own_host, self._port))
         self._listener.listen(64)
         self._port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()

@@ -45,7 +45,7 @@ class GatewayClient:
     """One client at one path. `begin` shakes hands. Without it requests have no session, or are modern."""
 
     def __init__(self, hall: Hall, token: str | None, path: str = "/mcp") -> None:
-        self.url = f"http://127.0.0.1:{hall.gateway_port}{path}"
+        self.url = f"http://{hall.address}:{hall.gateway_port}{path}"
         self.http = requests.Session()
         self.http.trust_env = False
         if token is not None:

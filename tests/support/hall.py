@@ -49,6 +49,8 @@ def database_url() -> str:
 class Hall:
     """A members folder, a port range and a data folder on the test database. Starts runtimes for them."""
 
+    address = "127.0.0.1"  # of its gateway
+
     def __init__(self, folder: Path) -> None:
         self.members_dir = folder / "members"
         self.data_dir = folder / "data"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,8 @@ from tests.support.hall import PATIENCE, Hall, wait_for_end_of, wait_for_status
 
 on_postgresql = pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall on SQLite has one node")
 GUARD = [sys.executable, "-m", "mcp_runtime.runtime.guard"]
+UP = [sys.executable, "manage.py", "up"]
+LOOK_SECONDS = 0.01  # between two looks at all processes
 # The server writes a log into its folder, so only this file is the same on all nodes.
 MOVABLE = {"state": "none", "files": ["server.py"]}
 
@@ -30,19 +34,20 @@ class Machine(Hall):
         super().__init__(folder)
         self.name = name
         self.broker_url = ""
-        self.node_url = f"http://127.0.0.1:{self.node_port}"
+        self.node_url: str | None = None  # None: at its own address
         self.key = folder.parent / "secret-key"  # of all machines
         self.key.write_text("k" * 50)
         self.guard: subprocess.Popen[bytes] | None = None
 
     def environment(self, **more: str) -> dict[str, str]:
-        names = {"GUILD_HALL_NODE": self.name, "GUILD_HALL_NODE_URL": self.node_url}
+        url = f"http://{self.address}:{self.node_port}" if self.node_url is None else self.node_url
+        names = {"GUILD_HALL_NODE": self.name, "GUILD_HALL_NODE_URL": url}
         values = super().environment(**names, GUILD_HALL_SECRET_KEY_FILE=str(self.key), **more)
         return {**values, "CELERY_BROKER_URL": self.broker_url or values["CELERY_BROKER_URL"]}
 
-    def run(self) -> None:
+    def run(self, argv: list[str] = GUARD) -> None:
         """Start the runtime, and wait until it has taken its lease."""
-        self.guard = self.popen(GUARD)
+        self.guard = self.popen(argv)
         eventually(self._is_running, within=PATIENCE, what=f"node {self.name} runs:\n{self.output()}")
 
     def _is_running(self) -> bool:
@@ -67,6 +72,37 @@ class Machine(Hall):
             process.send_signal(signal.SIGKILL)
         wait_for_end_of(processes, within=PATIENCE)
         self.guard.wait(PATIENCE)
+
+
+class Copies:
+    """Counts the processes of members again and again."""
+
+    def __init__(self, hall: Hall, *names: str) -> None:
+        self._hall = hall
+        self._most = dict.fromkeys(names, 0)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._count)
+        self._thread.start()
+
+    def _count(self) -> None:
+        while not self._end.wait(LOOK_SECONDS):
+            names = Counter(map(member_of, self._hall.tagged_processes()))
+            self._most = {name: max(most, names[name]) for name, most in self._most.items()}
+        connection.close()
+
+    def end(self) -> dict[str, int]:
+        """Return the highest number of each."""
+        self._end.set()
+        self._thread.join()
+        return self._most
+
+
+def member_of(process: psutil.Process) -> str:
+    """The member to which the process belongs. Empty if it has ended."""
+    try:
+        return process.environ().get("GUILD_HALL_MEMBER", "").rpartition("/")[2]
+    except psutil.Error:
+        return ""
 
 
 def owner_of(name: str) -> str:

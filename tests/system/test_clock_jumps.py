@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from mcp_runtime.control.calls import wait_for_call
-from roster.models import GuildMember, Tool
+from mcp_runtime.nodes.watch import GONE_SECONDS
+from roster.models import GuildMember, StatusChange, Tool
 from tests.conftest import ROOT, eventually
-from tests.support.hall import Hall, call, member, queue, status_is, wait_for_status
+from tests.support.agents import GatewayClient, make_token
+from tests.support.hall import PATIENCE, Hall, call, member, queue, status_is, wait_for_status
 from tests.support.machine import Stopwatch
+from tests.support.nodes import Machine, on_postgresql, owner_of, two_nodes
 
 pytestmark = pytest.mark.services
 
@@ -39,8 +42,13 @@ timezone.now = lambda: real_now() + timedelta(seconds=offset())
 @pytest.fixture
 def set_clock(hall: Hall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets the clock of the runtimes that the test starts ahead by so many seconds, or back."""
-    offset, folder = tmp_path / "offset", tmp_path / "clock"
+    return give_clock(hall, tmp_path / "clock", monkeypatch)
+
+
+def give_clock(hall: Hall, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Give the hall a clock of its own, and return the function that sets it."""
     folder.mkdir()
+    offset = folder / "offset"
     offset.write_text("0")
     (folder / "sitecustomize.py").write_text(SHIFTED_CLOCK.format(offset=str(offset)))
     environment = hall.environment
@@ -107,3 +115,32 @@ def test_a_call_waits_for_its_whole_timeout_after_a_clock_change(
     assert (queued_call.error_kind, "not connected within 4 s" in queued_call.error_message) == ("unavailable", True)
     assert watch.elapsed >= 4
     assert watch.seconds < 8
+
+
+@on_postgresql
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_no_member_ends_or_moves_when_the_clock_of_one_of_two_nodes_jumps(
+    make_node: Callable[[str], Machine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    clocks = {}
+
+    def make(name: str) -> Machine:
+        machine = make_node(name)
+        clocks[name] = give_clock(machine, tmp_path / f"clock-{name}", monkeypatch)
+        return machine
+
+    machines = first, second = two_nodes(make, "one", "two")
+    assert first.manage("move_member", "two", "second").returncode == 0
+    eventually(lambda: owner_of("two") == "second", within=PATIENCE, what=first.output())
+    wait_for_status(second, "two", "connected")
+    agents = [GatewayClient(machine, make_token()).begin() for machine in machines]
+    rows = GuildMember.objects.order_by("name").values("name", "node", "lease_id", "epoch", "pid", "status")
+    before, changes = list(rows), StatusChange.objects.count()
+    beats = [machine.row.beat for machine in machines]
+    clocks["first"](seconds)
+    for machine, beat in zip(machines, beats, strict=True):  # each beat takes a second
+        eventually(lambda machine=machine, beat=beat: machine.row.beat > beat + GONE_SECONDS + 2, within=PATIENCE)
+    for name in ("one", "two"):
+        assert call(name, "echo", {"text": "queued"}).status == "succeeded"
+        assert [agent.text(f"{name}__echo", text="at a gateway") for agent in agents] == ["at a gateway"] * 2
+    assert (list(rows), StatusChange.objects.count()) == (before, changes)

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.services, on_postgresql]
 def two_machines(make_node: Callable[[str], Machine], second_url: str | None = None) -> tuple[Machine, Machine]:
     """Two nodes. The first one owns the member `one`."""
     first, second = make_node("first"), make_node("second")
-    second.node_url = second.node_url if second_url is None else second_url
+    second.node_url = second_url
     start([first, second], "one")
     eventually(lambda: "one__count" in tools_at(second), within=PATIENCE, what=second.output())
     return first, second
