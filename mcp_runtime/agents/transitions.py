@@ -33,6 +33,7 @@ from mcp_runtime.protocol.errors import (
     UnknownAgentError,
 )
 from mcp_runtime.rows import clock
+from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.rows.lease import held_by, held_by_none
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
@@ -190,7 +191,7 @@ def _end_late(condition: Q, reason: str, lease_id: uuid.UUID) -> int:
 
 def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
     """Change a message from queued to running, once. Returns False if it was not queued any more."""
-    with transaction.atomic():
+    with short_transaction():
         count = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
             status=Status.RUNNING, started_at=clock.now(), lease_id=lease_id
         )
@@ -324,7 +325,7 @@ def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcom
         "usage": outcome.usage,
     }
     # One commit, so that after the last line of the transcript the message has ended and the token is revoked.
-    with transaction.atomic():
+    with short_transaction():
         if not rows.update(**changes):
             return False
         Token.objects.filter(agentmessage=message.pk).delete()

@@ -8,12 +8,12 @@ import threading
 import uuid
 from collections.abc import Callable, Collection
 
-from django.db import Error, InterfaceError, OperationalError, connection, transaction
+from django.db import Error, InterfaceError, OperationalError, connection
 
 from mcp_runtime.calls import transitions
 from mcp_runtime.calls.slots import requester_of
 from mcp_runtime.calls.transitions import ErrorKind, Outcome
-from mcp_runtime.rows.database import persistently, unit_of_work
+from mcp_runtime.rows.database import persistently, short_transaction, unit_of_work
 from mcp_runtime.security.limits import in_turn
 from roster.models import Call
 
@@ -90,7 +90,7 @@ class OutcomeWriter:
             if len(items) == 1:  # one statement needs no transaction
                 self._write(*items[0])
                 return
-            with transaction.atomic():
+            with short_transaction():
                 for call, outcome in items:
                     self._write(call, outcome)
         except (OperationalError, InterfaceError):

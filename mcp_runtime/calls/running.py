@@ -7,12 +7,11 @@ import uuid
 from functools import partial
 from typing import Any
 
-from django.db import transaction
-
 from mcp_runtime.calls import transitions
 from mcp_runtime.client.transport import Exchange
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import mcp
+from mcp_runtime.rows.database import short_transaction
 from roster.models import Call
 
 
@@ -70,6 +69,6 @@ class RunningCalls:
         latest, self._progress = self._progress, {}
         if not latest:
             return
-        with transaction.atomic():
+        with short_transaction():
             for call_id, progress in latest.items():
                 transitions.write_progress(call_id, progress, self._lease_id)

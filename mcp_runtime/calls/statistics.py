@@ -21,9 +21,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
-from django.db import connection, transaction
+from django.db import connection
 
 from mcp_runtime.rows import clock, lease
+from mcp_runtime.rows.database import short_transaction
 from roster.models import Call, CallRollup, GuildMember, Hall
 
 logger = logging.getLogger("guildhall.runtime")
@@ -133,7 +134,7 @@ def _add(rolled_up_until: datetime | None, since: datetime, until: datetime) -> 
         cursor.execute(sql, [_to_sql(since), _to_sql(until)])
         rows = cursor.fetchall()
     rollups = _rollups(rows)
-    with transaction.atomic():
+    with short_transaction():
         if not Hall.objects.filter(pk=1, rolled_up_until=rolled_up_until).update(rolled_up_until=until):
             return 0
         CallRollup.objects.bulk_create(

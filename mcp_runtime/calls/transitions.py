@@ -49,6 +49,7 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.rows import clock, plain_sql
 from mcp_runtime.rows.changes import CALL_ENDED, notify
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
+from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.rows.lease import held_by_none
 from mcp_runtime.schemas import schema_work, secrets, validation
 from mcp_runtime.security import access, principals
@@ -322,8 +323,9 @@ def _finish(call: Call, outcome: Outcome, condition: str, *lease_ids: uuid.UUID)
     if call.secret_paths:
         changes["arguments"] = _encode_json(secrets.mask(call.arguments, call.secret_paths))
     # With PostgreSQL, the change and the notification have one transaction, because each commit waits for the disk.
-    # SQLite needs no transaction here.
-    with transaction.atomic(savepoint=False) if connection.vendor == "postgresql" else nullcontext():
+    # SQLite needs no transaction here, and a caller's transaction needs no savepoint.
+    needs_transaction = connection.vendor == "postgresql" and not connection.in_atomic_block
+    with short_transaction() if needs_transaction else nullcontext():
         if not statements.end(call.pk, changes, condition, *lease_ids):
             return False
         notify(CALL_ENDED)
@@ -414,7 +416,7 @@ def prune_status_changes(*, days: int) -> int:
 
 
 def _prune_batch(ids: list[int]) -> int:
-    with transaction.atomic():
+    with short_transaction():
         # The lock prevents two concurrent prunes from counting a call twice.
         rows = Call.objects.select_for_update().filter(pk__in=ids, status__in=Call.FINISHED)
         batch = Call.objects.filter(pk__in=list(rows.order_by("id").values_list("id", flat=True)))

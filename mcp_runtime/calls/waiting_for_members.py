@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models import Q
 
 from mcp_runtime.calls import transitions
@@ -15,6 +15,7 @@ from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.rows import clock
+from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.rows.lease import held_by_none
 from roster.models import Call, GuildMember
 
@@ -96,7 +97,7 @@ class WaitingCalls:
             since = max(queued_at, wait_start)
             if reason := self._availability.no_use_waiting(member, since, since + call.timeout):
                 refusals.append((call, f"member {member.name!r} is unavailable: {reason}"))
-        with transaction.atomic():
+        with short_transaction():
             for call, text in refusals:
                 transitions.refuse(call, Outcome.failed(ErrorKind.UNAVAILABLE, text), self._lease_id)
         return bool(rows)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from django.db import transaction
 from django.db.models.functions import Now
 
+from mcp_runtime.rows.database import short_transaction
 from roster.models import ClientSession
 
 LATELY = timedelta(seconds=10)
@@ -37,7 +37,7 @@ def save(digest: str, log_level: str | None, uris: Mapping[str, frozenset[str]])
 
     Other nodes store those of their own members in the same row.
     """
-    with transaction.atomic():
+    with short_transaction():
         ClientSession.objects.get_or_create(pk=digest, defaults={"changed_at": Now()})
         row = ClientSession.objects.select_for_update().get(pk=digest)
         if log_level is not None:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from django.db import Error, connection, connections, transaction
+from django.db import Error, connection, connections
 from django.db.models import QuerySet
 
 from mcp_runtime.client import remote
@@ -35,7 +35,7 @@ from mcp_runtime.protocol.errors import (
     UrlError,
     describe_exit,
 )
-from mcp_runtime.rows.database import give_connection_back, persistently
+from mcp_runtime.rows.database import give_connection_back, persistently, short_transaction
 from roster.models import GuildMember, Tool
 
 logger = logging.getLogger("guildhall.runtime")
@@ -288,7 +288,7 @@ class Lifecycle:
             self._on_change(member_id)
 
     def _write_tools(self, member_id: int, rows: list[Tool], warnings: list[str]) -> None:
-        with transaction.atomic():
+        with short_transaction():
             if self.own_row(member_id).filter(status=Status.CONNECTED).update(warnings=warnings):
                 tools.write(member_id, rows)
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError
 from django.utils import timezone
 
 from mcp_runtime.bridge import command as bridge
@@ -32,7 +32,7 @@ from mcp_runtime.members.readiness import StoppedWhileStartingError, await_intro
 from mcp_runtime.members.start_limits import StartLimits
 from mcp_runtime.members.status import Status, Statuses
 from mcp_runtime.protocol.errors import ExitedEarlyError, McpRuntimeError, NoFreePortError, UrlError
-from mcp_runtime.rows.database import give_connection_back
+from mcp_runtime.rows.database import give_connection_back, short_transaction
 from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import GuildMember, PortAllocation
 
@@ -215,7 +215,7 @@ class Starter:
             if port in tried_ports or port in allocated_ports or not ports.is_free(port):
                 continue
             try:
-                with transaction.atomic():
+                with short_transaction():
                     if not self._statuses.own_row(member.pk).select_for_update(no_key=True).exists():
                         raise McpRuntimeError(LEASE_LOST)
                     PortAllocation.objects.bulk_create(

@@ -6,9 +6,8 @@ import hashlib
 import time
 from typing import Any
 
-from django.db import transaction
-
 from mcp_runtime.client import quick_json
+from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.schemas import schema_work
 from roster.models import Tool
 
@@ -37,7 +36,7 @@ def rows_of(member_id: int, definitions: list[dict[str, Any]]) -> list[Tool]:
 
 def write(member_id: int, rows: list[Tool]) -> None:
     """Make these rows the member's tools. The rows of its other tools remain, but are not listed."""
-    with transaction.atomic():
+    with short_transaction():
         Tool.objects.bulk_create(
             rows,
             update_conflicts=True,

@@ -12,13 +12,14 @@ from typing import Any
 
 import psutil
 import pytest
+from django.db import connection
 
 from mcp_runtime.gateway.forwarding import GRACE_SECONDS
 from mcp_runtime.nodes.watch import FENCE_SECONDS, GONE_SECONDS
-from roster.models import GuildMember, StatusChange
+from roster.models import Call, GuildMember, StatusChange
 from tests.conftest import eventually, skip_at_home
 from tests.support.agents import GatewayClient, make_token
-from tests.support.hall import PATIENCE, Hall, call, wait_for_end_of, wait_for_status
+from tests.support.hall import PATIENCE, Hall, call, queue, wait_for_end_of, wait_for_status
 from tests.support.machine import Stopwatch, take_alone
 from tests.support.networks import HostedMachine, Network, NoNamespacesError
 from tests.support.nodes import (
@@ -102,30 +103,24 @@ def test_a_node_without_its_database_ends_its_members_before_others_start_them_a
         watch = Stopwatch()
         getattr(network, fault)(first.host)
         wait_for_end_of(old_processes, within=8)
-        print("ended", watch.elapsed, watch.seconds)
         assert watch.elapsed > FENCE_SECONDS - 1.5  # counted from the last renewal
         assert watch.seconds < FENCE_SECONDS + 1.5
         for name in MOVING:
             eventually(lambda name=name: owner_of(name) in ("second", "third"), within=12)
-        print("owned", watch.elapsed, watch.seconds)
         assert watch.elapsed > GONE_SECONDS - 1.5
         assert watch.seconds < 12
         started = Stopwatch()
         for name in MOVING:
             wait_for_status(second, name, "connected")
-        print("connected", watch.elapsed, watch.seconds)
         assert started.seconds < 5
         assert [call(name, "echo", {"text": "elsewhere"}).status for name in MOVING] == ["succeeded"] * 2
         assert owner_of("local") == "first"
         assert not first.tagged_processes("local")
         owners = {name: owner_of(name) for name in MOVING}
-        watch = Stopwatch()
         network.heal()
         eventually(lambda: first.row.lease_id not in (None, old_lease), within=PATIENCE, what=first.output())
-        print("joined", watch.elapsed, watch.seconds)
         wait_for_status(first, "local", "connected")
         wait_for_fences(first)
-        print("local connected", watch.elapsed, watch.seconds)
         assert {name: owner_of(name) for name in MOVING} == owners
     finally:
         most = copies.end()
@@ -217,3 +212,46 @@ def test_members_stay_if_two_nodes_cannot_reach_each_other_and_calls_end_with_th
     assert runs[0] <= 1  # "it may have run"
     assert not any(runs[1:])  # "the call was not sent"
     assert (placement(), StatusChange.objects.count()) == (before, changes)
+
+
+class RowLock:
+    """A lock on the row of a call, until `release`."""
+
+    def __init__(self, row: Call) -> None:
+        self._connection = connection.copy()
+        self._connection.set_autocommit(False)
+        with self._connection.cursor() as cursor:
+            cursor.execute("SELECT pg_backend_pid() FROM roster_call WHERE id = %s FOR UPDATE", [row.pk])
+            self._pid = cursor.fetchone()[0]
+
+    @property
+    def is_awaited(self) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1 FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))", [self._pid])
+            return cursor.fetchone() is not None
+
+    def release(self) -> None:
+        self._connection.close()
+
+
+def test_a_node_that_is_cut_off_in_a_transaction_keeps_no_calls_locked(
+    network: Network, nodes: list[HostedMachine]
+) -> None:
+    calls = [queue("two", "sleep", {"seconds": 2 + 0.5 * number}) for number in range(4)]
+    eventually(lambda: Call.objects.filter(status="running").count() == len(calls), within=PATIENCE)
+    with contextlib.ExitStack() as stack:
+        locks = [RowLock(row) for row in calls]
+        for lock in locks:
+            stack.callback(lock.release)
+        eventually(lambda: locks[0].is_awaited, within=PATIENCE, what="the first call ends")
+        time.sleep(2)  # the others end too. Their results wait for that of the first one, and are then written together
+        locks[0].release()
+        eventually(lambda: locks[1].is_awaited, within=PATIENCE)
+        locks[1].release()
+        eventually(lambda: locks[2].is_awaited, within=PATIENCE, what="a transaction with the second call")
+        network.cut(nodes[0].host)
+    ends = Call.objects.filter(pk__in=[row.pk for row in calls]).order_by("pk").values_list("status", "error_kind")
+    expected = [("succeeded", ""), *[("failed", "lost")] * 3]
+    eventually(lambda: list(ends.all()) == expected, within=PATIENCE, what=f"{expected}:\n{nodes[1].output()}")
+    assert owner_of("two") != "first"
+    assert call("two", "echo", {"text": "after"}).status == "succeeded"
