@@ -124,7 +124,7 @@ class World:
         self._gateway: Gateway | None = None
         self._listener: socket.socket | None = None
         self._resources: list[Any] = []
-        self.gateway_port = 0
+        self.address, self.gateway_port = "127.0.0.1", 0
         self._token = ""
 
     # What the gateway needs of the lifecycle
