@@ -132,7 +132,7 @@ def queue(
         statements.insert(call)
         return call, True
     try:
-        with transaction.atomic():
+        with short_transaction():
             statements.insert(call)
     except IntegrityError:
         first = _first_call(requester, principal, idempotency_key)
