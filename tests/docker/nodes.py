@@ -35,7 +35,7 @@ SHAPE = Shape(
 )
 VICTIM = "node-b"
 COUNT = 100  # calls of one session
-RECORDED_SECONDS = 10.0  # the gateway writes many rows at once
+RECORDED_SECONDS = 10.0  # gateways write many rows at once, and logs arrive later
 PLACED_SECONDS = 60.0
 TAKEN_SECONDS = 12.0  # until another node has taken the members of a killed one
 START_SECONDS = 5.0  # for their start, on a busy machine
@@ -138,6 +138,7 @@ def use_a_session(hall: Stack, report: Report) -> None:
         seconds = time.monotonic() - start
     is_right = counts == [str(number) for number in range(1, COUNT + 1)]
     report.check(f"a session counts to {COUNT} through the balancer", is_right, f"{seconds:.1f} s")
+    wait_until(lambda: len(gateways_since(hall, since)) >= COUNT, RECORDED_SECONDS, "the balancer's log has them")
     served = Counter(gateways_since(hall, since))
     is_spread = len(served) == len(NODES) and min(served.values()) > COUNT / 10
     report.check("its requests go to three gateways", is_spread, ", ".join(f"{name} {n}" for name, n in served.items()))
@@ -155,6 +156,7 @@ def rows_of_counter(hall: Stack) -> list[dict[str, Any]]:
 
 def gateways_since(hall: Stack, since: float) -> list[str]:
     """The gateways of the requests to them, in the log of the balancer."""
+    time.sleep(0.2)
     log = hall.docker("logs", f"--since={since:.0f}", hall.container("balancer"))
     return re.findall(r"by (?:\S+, )*(\S+):8100$", log, re.MULTILINE)
 
