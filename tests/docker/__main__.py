@@ -1,7 +1,7 @@
 """`make docker`: the shipped image and compose files in real containers, on Linux. Exit status 0 if all checks hold.
 
     python -m tests.docker          docker-compose.yml
-    python -m tests.docker nodes    docker-compose.nodes.yml, in 6 minutes: see tests/docker/nodes.py
+    python -m tests.docker nodes    docker-compose.nodes.yml, in 5 minutes: see tests/docker/nodes.py
 
 A version without the newest migration is built, started and used, and then updated to this one as docs/operations.md
 says. Then containers are killed one by one and all at once, while clients call through REST and the gateway. Members
