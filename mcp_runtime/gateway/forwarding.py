@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from mcp_runtime.gateway import failures
+from mcp_runtime.gateway import envelope, failures
 from mcp_runtime.gateway.hop import MISDIRECTED, Hop, forwarded_headers
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import QUESTION_SECONDS, Answer, Event, Request
@@ -101,7 +101,7 @@ class Forwarding:
         try:
             async with asyncio.timeout(within):
                 response = await self._hop.send(
-                    error.peer, "POST", post.exchange.target, headers, jsonrpc.encode(message), request.begin_sending
+                    error.peer, "POST", post.exchange.target, headers, envelope.encode(message), request.begin_sending
                 )
         except asyncio.CancelledError:
             if not request.is_sent:
@@ -203,7 +203,7 @@ class Forwarding:
     async def tell_others(self, verb: str, exchange: HttpExchange, message: Any = None) -> None:
         """Forward a message that has no response to all other nodes: they may have a part of the client's session."""
         if peers := list(self._members.peers.reachable.values()):
-            body = None if message is None else jsonrpc.encode(message)
+            body = None if message is None else envelope.encode(message)
             await self._hop.tell_all(peers, verb, exchange.target, forwarded_headers(exchange.headers), body)
 
 

@@ -14,7 +14,7 @@ from mcp_runtime.gateway.hop import Hop, forwarded_headers
 from mcp_runtime.gateway.peers import Peer
 from mcp_runtime.gateway.streams.open_stream import OpenStream
 from mcp_runtime.http1.client import Response
-from mcp_runtime.protocol import jsonrpc, mcp
+from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ClientError, HttpStatusError, ProtocolError
 
 logger = logging.getLogger("guildhall.gateway")
@@ -49,7 +49,7 @@ class PeerStreams:
 
     async def _listen(self, stream: OpenStream, peer: Peer) -> None:
         exchange = stream.exchange
-        body = None if stream.message is None else jsonrpc.encode(stream.message)
+        body = None if stream.message is None else envelope.encode(stream.message)
         async with asyncio.timeout(OPEN_SECONDS):
             headers = forwarded_headers(exchange.headers)
             headers.pop(mcp.LAST_EVENT_HEADER.lower(), None)
