@@ -212,6 +212,8 @@ GUILD_HALL_NODE_LABELS = env_labels("GUILD_HALL_NODE_LABELS")
 # Where other nodes reach the gateway of this one, and the files with its certificate and with those it trusts.
 GUILD_HALL_NODE_URL = env_node_url("GUILD_HALL_NODE_URL")
 GUILD_HALL_NODE_CERTIFICATE = env_file("GUILD_HALL_NODE_CERTIFICATE", required=GUILD_HALL_NODE_URL.startswith("https:"))
+if GUILD_HALL_NODE_CERTIFICATE is not None and not GUILD_HALL_NODE_URL.startswith("https:"):
+    raise ImproperlyConfigured("GUILD_HALL_NODE_CERTIFICATE: it has no use; give GUILD_HALL_NODE_URL with https://.")
 GUILD_HALL_NODE_CA = env_file("GUILD_HALL_NODE_CA")
 # Calls that may run at the same time on this node. Threads are started when needed.
 GUILD_HALL_CONCURRENCY = env_int("GUILD_HALL_CONCURRENCY", 256, 1, 4096)

@@ -169,6 +169,7 @@ WRONG_VALUES = [
     *(("GUILD_HALL_NODE_URL", value) for value in ("node-b:8200", "http://node-b", "http://b:8200/x", "ftp://b:1")),
     *(("GUILD_HALL_NODE_URL", value) for value in ("http://b:0", "http://b:70000", "http://user@b:8200")),
     *((name, "/nowhere/at/all") for name in ("GUILD_HALL_NODE_CERTIFICATE", "GUILD_HALL_NODE_CA")),
+    ("GUILD_HALL_NODE_CERTIFICATE", sys.executable),  # without an address that begins with https
     ("GUILD_HALL_TRUSTED_ORIGINS", "hall.example.com"),
     *(("GUILD_HALL_PLAIN_HTTP_HOSTS", value) for value in ("http://mcp.example.com", "mcp.example.com/x", "*")),
 ]
