@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from django.conf import settings
+from django.db import connection
 
 from mcp_runtime.client.remote import plain_http_fault
 from mcp_runtime.members import logs
@@ -60,11 +61,10 @@ def _path(row: GuildMember) -> Path:
 
 
 def _other_node(row: GuildMember) -> Node | None:
-    nodes = {node.pk: node for node in Node.objects.defer("folders")}
-    owner = nodes.get(row.node_id or 0)
-    if owner is None or owner.name == settings.GUILD_HALL_NODE or not lease.is_shared(nodes):
+    """The other node that has the log. None if this machine has it."""
+    if connection.vendor == "sqlite" or row.node is None or row.node.name == settings.GUILD_HALL_NODE:
         return None
-    return owner
+    return row.node if lease.is_shared(Node.objects.values_list("pk")) else None
 
 
 def _part(row: GuildMember, node: Node, cursor: str, lines: int) -> Part:
