@@ -106,8 +106,9 @@ class MemberAdmin(MoveScreen, RosterScreen):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         tools = Tool.objects.filter(visible_tools(), member=OuterRef("pk")).order_by().values("member")
         count = Subquery(tools.annotate(count=Count("pk")).values("count"), output_field=IntegerField())
-        members: QuerySet[Any] = super().get_queryset(request).select_related("port_allocation")
+        members: QuerySet[Any] = super().get_queryset(request).select_related("port_allocation", "node")
         liveness = annotations_of(present.liveness(request))
+        members = members.defer("node__folders")  # long, and no page of a member shows it
         annotated: QuerySet[Any] = members.annotate(tool_count=Coalesce(count, 0), **liveness)
         return annotated
 

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -540,10 +541,16 @@ def test_logs_of_a_member_without_output_reports_it_on_stderr(example: GuildMemb
 def test_logs_of_a_member_of_another_node_names_the_node(example: GuildMember, log: Path) -> None:
     own_node()
     GuildMember.objects.update(node=add_node("b"))
-    note = "The log of 'example' is on node 'b', which runs it.\n"
-    assert run("logs", "example", "-n", "1") == Result("\N{REPLACEMENT CHARACTER}[31mthree\n", note)
-    log.write_text("")
-    assert run("logs", "example") == Result("", note)
+    failure = str(run("logs", "example", "-n", "1").failure)
+    assert (
+        failure == "The log of 'example' is on node 'b', which does not send it: GUILD_HALL_NODE_URL is not set there."
+    )
+    Node.objects.filter(name="b").update(lease_id=None)
+    assert "its runtime is stopped" in str(run("logs", "example", "-f").failure)
+    Node.objects.filter(name="b").update(lease_id=uuid.uuid4(), url="http://far.example.com:8200")
+    assert "GUILD_HALL_PLAIN_HTTP_HOSTS" in str(run("logs", "example").failure)
+    Node.objects.filter(name="b").update(url="http://127.0.0.1:9")
+    assert "Connection refused" in str(run("logs", "example").failure)
 
 
 def test_logs_of_an_unknown_member_is_a_failure() -> None:

@@ -332,7 +332,10 @@ def test_the_page_says_on_which_other_node_the_log_is(page: Client, anna: GuildM
     own_node()
     GuildMember.objects.update(node=add_node("b"))
     text = page.get(reverse("admin:roster_guildmember_change", args=[anna.pk])).content.decode()
-    assert "The log of &#x27;anna&#x27; is on node &#x27;b&#x27;, which runs it." in text
+    assert (
+        "The log of &#x27;anna&#x27; is on node &#x27;b&#x27;, which does not send it: GUILD_HALL_NODE_URL is not"
+        in text
+    )
     assert "The log is empty." not in text
 
 
