@@ -39,7 +39,7 @@ from mcp_runtime.protocol.errors import (
     RequestTimeoutError,
     ToolError,
 )
-from mcp_runtime.rows import lease
+from mcp_runtime.rows import clock, lease
 from mcp_runtime.runtime import tasks
 from roster.models import Call, GuildMember, Token
 from tests.conftest import eventually
@@ -946,9 +946,11 @@ def test_outcomes_that_remain_for_the_next_iteration_notify_it(monkeypatch: pyte
 
 def pass_time(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """On every clock."""
-    monotonic, now = time.monotonic, timezone.now
+    monotonic, now, row_time = time.monotonic, timezone.now, clock.now
     monkeypatch.setattr(time, "monotonic", lambda: monotonic() + seconds)
     monkeypatch.setattr(timezone, "now", lambda: now() + timedelta(seconds=seconds))
+    if row_time() < timezone.now() - timedelta(seconds=seconds / 2):  # the clock of the database is another one
+        monkeypatch.setattr(clock, "now", lambda: row_time() + timedelta(seconds=seconds))
 
 
 def refusal_reason(hall: DispatcherHall, call: Call) -> str:

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from mcp_runtime.calls import statistics, transitions
 from mcp_runtime.control.calls import call_series, calls_of_last_hour
-from mcp_runtime.rows import lease
+from mcp_runtime.rows import clock, lease
 from roster.models import Call, CallRollup, GuildMember, Hall
 
 pytestmark = pytest.mark.django_db
@@ -31,6 +31,7 @@ def _hall() -> None:
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[datetime], None]:
     def set_to(moment: datetime) -> None:
         monkeypatch.setattr(timezone, "now", lambda: moment)
+        monkeypatch.setattr(clock, "now", lambda: moment)
 
     set_to(NOON)
     return set_to
