@@ -379,7 +379,7 @@ def test_on_a_phone_the_message_does_not_cover_the_status(runner: Runner) -> Non
     page.set_viewport_size({"width": 390, "height": int(box["y"] + box["height"] + 50)})
     cancel.click()
     notice = page.locator("#live-messages p")
-    expect(notice).to_contain_text("Cancellation requested")
+    expect(notice).to_contain_text(re.compile("Cancellation requested|Cancelled"))  # the call may still be queued
     runner.wait_for_status("cancelled")
     notice_box, status_box = notice.bounding_box(), page.locator("#outcome-status").bounding_box()
     assert notice_box is not None
