@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
-from mcp_runtime.rows import lease
+from mcp_runtime.rows import clock, lease
 from mcp_runtime.security import principals
 from roster.models import Node
 
@@ -23,3 +25,9 @@ def long_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hall counts as one with several nodes, also on SQLite, where it never has them. For screens and commands."""
     monkeypatch.setattr(lease, "is_shared", lambda nodes: True)
+
+
+@pytest.fixture(autouse=True)
+def clock_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database's clock is this machine's. Reading it every 15 s would change how many queries a test counts."""
+    monkeypatch.setattr(clock, "_read", lambda: datetime.now(UTC))
