@@ -192,9 +192,9 @@ def test_members_stay_if_two_nodes_cannot_reach_each_other_and_calls_end_with_th
 ) -> None:
     first, second, third = nodes
     agent, other = agent_at(second), agent_at(third)
-    assert agent.text("one__echo", text="before") == "before"  # over a connection that the next call uses
     before, changes = placement(), StatusChange.objects.count()
     take_alone()
+    assert agent.text("one__echo", text="before") == "before"  # over a connection that the next call may use
     network.separate(first.host, second.host)
     errors, whole = [], Stopwatch()
     while whole.elapsed < GONE_SECONDS + 2 or len(errors) < 2:
@@ -204,12 +204,14 @@ def test_members_stay_if_two_nodes_cannot_reach_each_other_and_calls_end_with_th
         assert watch.seconds < TIMEOUTS["one"] + GRACE_SECONDS + 1
         assert other.text("one__echo", text="of the third") == "of the third"
     assert all("node 'first'" in error["message"] for error in errors), errors
-    assert [error["data"]["kind"] for error in errors] == ["timeout", *["unavailable"] * (len(errors) - 1)]
+    kinds = [error["data"]["kind"] for error in errors]
+    assert kinds[0] in ("timeout", "unavailable")  # an open connection is used only if it was used a moment ago
+    assert set(kinds[1:]) == {"unavailable"}
     network.heal()
     eventually(lambda: "result" in agent.call("one__echo", text="after"), within=PATIENCE)
     time.sleep(RETRANSMISSION)
     runs = [runs_of(nodes, "echo", {"text": f"lost {number}"}) for number in range(len(errors))]
-    assert runs[0] <= 1  # "it may have run"
+    assert runs[0] <= (kinds[0] == "timeout")  # "it may have run"
     assert not any(runs[1:])  # "the call was not sent"
     assert (placement(), StatusChange.objects.count()) == (before, changes)
 
