@@ -11,6 +11,7 @@ import io
 import json
 import os
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,7 @@ class OneMember:
         connection.connect(30)
         self.live_member = LiveMember(row.pk, row.name, 0, connection, NoProcess(), url)
         self.live_member.connected_at = 1.0
+        self.lease_id = uuid.uuid4()
         self.restarts = Restarts()
         self.awaited_ids: set[int] = set()
 
@@ -127,8 +129,8 @@ def gateway(calls: int, url: str) -> None:
     row, token = make_rows()
     server = Gateway(
         lifecycle=OneMember(row, url),  # type: ignore[arg-type]
-        sockets=listeners.bind("127.0.0.1", settings.GUILD_HALL_GATEWAY_PORT),
-        options=Options(["127.0.0.1"], [], 4_000_000, 4096, Path(settings.GUILD_HALL_DATA_DIR)),
+        sockets=listeners.Sockets(listeners.bind("127.0.0.1", settings.GUILD_HALL_GATEWAY_PORT)),
+        options=Options(["127.0.0.1"], [], 4_000_000, 4096, Path(settings.GUILD_HALL_DATA_DIR), settings.SECRET_KEY),
         wake_supervisor=lambda: None,
     )
     server.start()
