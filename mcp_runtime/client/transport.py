@@ -344,8 +344,8 @@ class _TlsConnectionPool(_ConnectionPool, HTTPSConnectionPool):
 
 
 class Adapter(HTTPAdapter):
-    def __init__(self, *, is_tls: bool, **options: Any) -> None:
-        self._context = tls_context() if is_tls else None
+    def __init__(self, *, is_tls: bool, ca: Path | None = None, **options: Any) -> None:
+        self._context = tls_context(ca) if is_tls else None
         super().__init__(**options)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
@@ -365,12 +365,14 @@ class Adapter(HTTPAdapter):
 class Transport:
     """Sends requests to one server, each with `headers`. A response may have at most `max_bytes` bytes."""
 
-    def __init__(self, url: str, *, connections: int, max_bytes: int, headers: remote.Headers) -> None:
+    def __init__(
+        self, url: str, *, connections: int, max_bytes: int, headers: remote.Headers, ca: Path | None = None
+    ) -> None:
         self.url = requests.Request("POST", url).prepare().url or url
         self.max_bytes = max_bytes
         self.headers = headers
         self._adapter = Adapter(
-            is_tls=url.startswith("https:"), pool_connections=1, pool_maxsize=connections, max_retries=0
+            is_tls=url.startswith("https:"), ca=ca, pool_connections=1, pool_maxsize=connections, max_retries=0
         )
 
     def close(self) -> None:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import ssl
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from django.conf import settings
 from django.db import connection
 
-from mcp_runtime.client.remote import plain_http_fault
+from mcp_runtime.client import remote
 from mcp_runtime.members import logs
 from mcp_runtime.members.logs import Part
-from mcp_runtime.protocol.errors import LogUnavailableError
+from mcp_runtime.protocol.errors import ClientError, HttpStatusError, LogUnavailableError
 from mcp_runtime.rows import clock, lease
 from mcp_runtime.security import log_seals
 from roster.models import GuildMember, Node
 
-if TYPE_CHECKING:
-    from http.client import HTTPResponse
-
-TIMEOUT = 5.0  # for each step of a request to another node
-MAX_ANSWER = 4_000_000
+PART_SECONDS, WHOLE_SECONDS = 5.0, 60.0  # for the whole answer of another node
+MAX_ANSWER = 100_000_000  # bytes. A log and the files that were rotated from it have less
 CHUNK = 65_536
 
 
@@ -48,7 +46,8 @@ def whole_log(row: GuildMember) -> Iterator[bytes]:
     node = _other_node(row)
     if node is None:
         return logs.read_whole(_path(row))
-    return _chunks(_open(row, node, {"whole": "1"}))
+    chunks = _request(row, node, {"whole": "1"}, WHOLE_SECONDS)
+    return itertools.chain([next(chunks, b"")], chunks)
 
 
 def is_elsewhere(row: GuildMember) -> bool:
@@ -68,42 +67,40 @@ def _other_node(row: GuildMember) -> Node | None:
 
 
 def _part(row: GuildMember, node: Node, cursor: str, lines: int) -> Part:
-    with _open(row, node, {"cursor": cursor, "lines": str(lines)}) as response:
-        try:
-            values: dict[str, Any] = json.loads(response.read(MAX_ANSWER))
-        except (OSError, ValueError) as error:
-            raise _unavailable(row, node, str(error)) from error
-    return Part(values["lines"], values["cursor"], values["is_gap"])
+    answer = b"".join(_request(row, node, {"cursor": cursor, "lines": str(lines)}, PART_SECONDS))
+    try:
+        values: dict[str, Any] = json.loads(answer)
+        return Part(values["lines"], values["cursor"], values["is_gap"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise _unavailable(row, node, f"its answer is not a log ({error})") from error
 
 
-def _open(row: GuildMember, node: Node, query: dict[str, str]) -> HTTPResponse:
-    """Ask the node. Raises LogUnavailableError."""
-    from urllib import request  # it takes megabytes, and only a hall with several nodes needs it
+def _request(row: GuildMember, node: Node, query: dict[str, str], seconds: float) -> Iterator[bytes]:
+    """Ask the node, and yield its answer, within so many seconds in all. Raises LogUnavailableError."""
+    from mcp_runtime.client.transport import Exchange, Transport  # megabytes that only several nodes need
 
     if node.lease_id is None:
         raise _unavailable(row, node, "its runtime is stopped")
     if not node.url:
         raise _unavailable(row, node, "GUILD_HALL_NODE_URL is not set there")
-    if fault := plain_http_fault(node.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS):
+    if fault := remote.plain_http_fault(node.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS):
         raise _unavailable(row, node, fault)
     address = f"/logs/{quote(row.name, safe='')}?{urlencode(query)}"
-    seal = log_seals.seal(settings.SECRET_KEY, node.lease_id.hex, address, clock.now().timestamp())
-    context = ssl.create_default_context(cafile=settings.GUILD_HALL_NODE_CA) if node.url.startswith("https") else None
-    opener = request.build_opener(request.ProxyHandler({}), request.HTTPSHandler(context=context))
+    headers = {log_seals.HEADER: log_seals.seal(node.lease_id.hex, address, clock.now().timestamp())}
+    ca = settings.GUILD_HALL_NODE_CA
+    transport = Transport(node.url + address, connections=1, max_bytes=MAX_ANSWER, headers=remote.Headers(), ca=ca)
+    exchange = Exchange()
+    exchange.begin(None, seconds)
     try:
-        response: HTTPResponse = opener.open(
-            request.Request(node.url + address, headers={log_seals.HEADER: seal}),  # noqa: S310 - http or https
-            timeout=TIMEOUT,
-        )
-    except OSError as error:
+        with transport.send("GET", seconds, exchange, headers) as response:
+            if response.status_code != HTTPStatus.OK:
+                raise HttpStatusError(response.status_code)
+            while chunk := response.raw.read(CHUNK):
+                yield chunk
+    except ClientError as error:
         raise _unavailable(row, node, str(error)) from error
-    return response
-
-
-def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    with response:
-        while chunk := response.read(CHUNK):
-            yield chunk
+    finally:
+        transport.close()
 
 
 def _unavailable(row: GuildMember, node: Node, reason: str) -> LogUnavailableError:

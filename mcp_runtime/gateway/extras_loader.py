@@ -23,7 +23,7 @@ from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import ClientError, ProtocolError, RemoteError
 from mcp_runtime.protocol.jsonrpc import METHOD_NOT_FOUND
-from mcp_runtime.rows.database import unit_of_work
+from mcp_runtime.rows.database import short_transaction, unit_of_work
 from mcp_runtime.security.access import OPERATOR
 from roster.models import MemberExtras
 
@@ -112,11 +112,15 @@ class ExtrasLoader:
         parts = [[entry.own_json for entry in entries_by_kind.get(kind, ())] for kind in KEYS]
         digest = hashlib.sha256(b"\0".join(b"\0".join(part) + b"\1" for part in parts)).hexdigest()
         before = MemberExtras.objects.filter(pk=member_id).values_list("digest", flat=True).first()
-        if digest == before or (before is None and not any(parts)) or not self._lifecycle.own_row(member_id).exists():
+        if digest == before or (before is None and not any(parts)):
             return False
         prompts, resources, templates = ([jsonrpc.storable(quick_json.decode(each)) for each in part] for part in parts)
         values = {"prompts": prompts, "resources": resources, "resource_templates": templates, "digest": digest}
-        MemberExtras.objects.update_or_create(pk=member_id, defaults=values)
+        with short_transaction():
+            own_row = self._lifecycle.own_row(member_id).select_for_update(no_key=True)
+            if own_row.values_list("pk").first() is None:
+                return False
+            MemberExtras.objects.update_or_create(pk=member_id, defaults=values)
         return True
 
     async def _list_of(self, live_member: LiveMember, method: str, kind: str) -> tuple[Entry, ...]:

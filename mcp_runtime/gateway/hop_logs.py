@@ -28,9 +28,8 @@ TEXT_HEADERS = ((b"content-type", b"text/plain; charset=utf-8"),)
 class HopLogs:
     """Answers requests for logs in `data_dir`, if their seal is valid for the runtime with this lease."""
 
-    def __init__(self, own_lease: str, secret_key: str, data_dir: Path) -> None:
+    def __init__(self, own_lease: str, data_dir: Path) -> None:
         self._own_lease = own_lease
-        self._secret_key = secret_key
         self._data_dir = data_dir
 
     async def __call__(self, exchange: HttpExchange) -> None:
@@ -41,7 +40,7 @@ class HopLogs:
 
         def may_read() -> bool:
             moment = clock.now().timestamp()
-            is_sealed = log_seals.is_valid(seal, self._secret_key, self._own_lease, url, moment)
+            is_sealed = log_seals.is_valid(seal, self._own_lease, url, moment)
             return is_sealed and GuildMember.objects.filter(name=name).exists()
 
         loop = asyncio.get_running_loop()

@@ -96,7 +96,10 @@ class Peers:
     async def look_regularly(self) -> None:
         """Look forever. With SQLite there is nothing to see."""
         while connection.vendor != "sqlite":
-            await self.look()
+            try:
+                await self.look()
+            except Exception:
+                logger.exception("the nodes could not be read; the gateway looks again")
             await asyncio.sleep(LOOK_SECONDS if self.are_several else LOOK_ALONE_SECONDS)
 
     async def look(self) -> None:

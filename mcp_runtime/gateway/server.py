@@ -190,7 +190,7 @@ class Gateway:
         self._server = server = HttpServer(app)
         self._seals = seals = Seals(hop_seals.key_of(options.secret_key))
         serve_forwarded = partial(app, is_forwarded=True)
-        serve_log = HopLogs(own_lease.hex, options.secret_key, options.data_dir)
+        serve_log = HopLogs(own_lease.hex, options.data_dir)
         entry = HopEntry(own_lease, seals, peers, serve_forwarded, serve_log, members.reload_soon)
         self._hop_server = HttpServer(entry)
         peers.on_change = self._on_peers_changed

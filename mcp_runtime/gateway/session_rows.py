@@ -50,7 +50,8 @@ def save(digest: str, log_level: str | None, uris: Mapping[str, frozenset[str]])
 
 def end(digest: str) -> None:
     values = {"ended_at": Now(), "changed_at": Now(), "log_level": "", "subscriptions": {}}
-    ClientSession.objects.update_or_create(pk=digest, defaults=values)
+    with short_transaction():
+        ClientSession.objects.update_or_create(pk=digest, defaults=values)
 
 
 def ended_lately() -> set[str]:

@@ -335,13 +335,15 @@ class Connections:
         self._sweep_timer: asyncio.TimerHandle | None = None
 
     def close(self, error: ClientError | None = None) -> None:
-        """End all connections and attempts to connect, and their exchanges with `error`."""
+        """End all connections, and their exchanges with an error. With `error`, also end attempts to connect."""
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in list(self._open):
             connection.fail(error or ConnectError(transport.CLOSED_EARLY))
+        if error is None:
+            return
         for attempt in self._attempts:
-            self._failures[attempt] = error or ConnectError(transport.CLOSED_EARLY)
+            self._failures[attempt] = error
             with contextlib.suppress(RuntimeError):  # it is expiring already
                 attempt.reschedule(asyncio.get_running_loop().time())
 

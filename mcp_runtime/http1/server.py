@@ -284,8 +284,7 @@ class _Connection(asyncio.Protocol):
         self._field_count = 0
         self._refusal = (400, "Bad Request: not an HTTP/1.1 request.")
         self._discarded_bytes = 0
-        self._is_lingering = False
-        self._is_paused = False
+        self._is_lingering = self._is_paused = False
         self._is_last = False  # no request may follow the latest one
         self._unsent_bytes = math.inf  # at the last missed deadline
         self._drain_waiter: asyncio.Future[None] | None = None

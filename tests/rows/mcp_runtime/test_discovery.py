@@ -174,11 +174,11 @@ def test_an_invalid_manifest_is_a_row_with_its_error(tmp_path: Path) -> None:
 
 
 def test_an_invalid_manifest_gets_its_own_name_or_that_of_its_folder(tmp_path: Path) -> None:
-    write_manifest(tmp_path, "a", name="told", args=5)
+    write_manifest(tmp_path, "a", name="named", args=5)
     write_text(tmp_path, "some folder", "{")
     write_text(tmp_path, "---", "{")
     sync(tmp_path)
-    assert sorted(names_in_roster()) == ["member", "some-folder", "told"]
+    assert sorted(names_in_roster()) == ["member", "some-folder", "named"]
 
 
 def test_a_fixed_manifest_clears_the_error_of_its_row(tmp_path: Path) -> None:

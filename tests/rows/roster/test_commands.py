@@ -550,7 +550,7 @@ def test_logs_of_a_member_of_another_node_names_the_node(example: GuildMember, l
     Node.objects.filter(name="b").update(lease_id=uuid.uuid4(), url="http://far.example.com:8200")
     assert "GUILD_HALL_PLAIN_HTTP_HOSTS" in str(run("logs", "example").failure)
     Node.objects.filter(name="b").update(url="http://127.0.0.1:9")
-    assert "Connection refused" in str(run("logs", "example").failure)
+    assert "connection refused" in str(run("logs", "example").failure)
 
 
 def test_logs_of_an_unknown_member_is_a_failure() -> None:

@@ -37,7 +37,6 @@ WITHOUT_DJANGO = {
     *("bridge", "protocol", "system", "schemas", "nodes", "client", "http1"),
     *(
         "mcp_runtime.security.limits",
-        "mcp_runtime.security.log_seals",
         "mcp_runtime.members.folders",
         "mcp_runtime.members.logs",
         "mcp_runtime.members.manifest.declaration",
