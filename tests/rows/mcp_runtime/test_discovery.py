@@ -178,7 +178,7 @@ def test_an_invalid_manifest_gets_its_own_name_or_that_of_its_folder(tmp_path: P
     write_text(tmp_path, "some folder", "{")
     write_text(tmp_path, "---", "{")
     sync(tmp_path)
-    assert sorted(names_in_roster()) == ["member", "some-folder", "named"]
+    assert sorted(names_in_roster()) == ["member", "named", "some-folder"]
 
 
 def test_a_fixed_manifest_clears_the_error_of_its_row(tmp_path: Path) -> None:
