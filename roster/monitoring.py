@@ -18,6 +18,8 @@ from django.urls import path
 from rest_framework.request import Request
 
 from mcp_runtime.control.members import own_live_runtime
+from mcp_runtime.protocol.errors import MigrationError
+from mcp_runtime.rows import migrations
 from mcp_runtime.rows.database import hang_up, unpooled
 from mcp_runtime.security import access
 from roster.api.base import HallView
@@ -40,7 +42,8 @@ def healthz(request: HttpRequest) -> HttpResponse:
 def readyz(request: HttpRequest) -> JsonResponse:
     """200 if calls can run: database, broker (if there is one) and this node's runtime answer. Otherwise 503.
 
-    It answers within READY_SECONDS. What has not answered by then counts as unavailable.
+    It answers within READY_SECONDS. What has not answered by then counts as unavailable, and so does a database that is
+    too old or too new for this version.
     """
     deadline = time.monotonic() + READY_SECONDS
     looks = [DATABASE_LOOK, BROKER_LOOK] if settings.BROKER_URL else [DATABASE_LOOK]
@@ -94,7 +97,11 @@ def _database_and_runtime() -> dict[str, bool]:
     end = threading.Timer(LOOK_SECONDS, hang_up, [database])
     end.start()
     try:
+        migrations.require_same()
         return {"database": True, "runtime": own_live_runtime() is not None}
+    except MigrationError as error:
+        logger.error("%s", error)
+        return {"database": False, "runtime": False}
     except (DatabaseError, InterfaceError):
         return {"database": False, "runtime": False}
     finally:

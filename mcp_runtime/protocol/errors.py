@@ -9,6 +9,7 @@ McpRuntimeError
   UrlError                             the hall may not call that address
   LeaseError(holder)                   another runtime owns this node
   SecretKeyError                       the other nodes of the hall have another secret key
+  MigrationError                       the database is too old or too new for this version
   AddressTakenError                    the gateway cannot listen where it should
   ProcessError
     SpawnError(reason)                 the command could not be started
@@ -89,6 +90,10 @@ class LeaseError(McpRuntimeError):
 
 class SecretKeyError(McpRuntimeError):
     """This machine has another secret key than the other nodes of the hall. The message says what to do."""
+
+
+class MigrationError(McpRuntimeError):
+    """The database is too old or too new for this version of Guild Hall. The message says what to do."""
 
 
 class AddressTakenError(McpRuntimeError):

@@ -23,6 +23,7 @@ from django.db.models.functions import Now
 
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import LeaseError
+from mcp_runtime.rows import migrations
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import Hall, Node
@@ -151,7 +152,7 @@ def take(
     *,
     fence_is_on: bool = False,
 ) -> uuid.UUID:
-    """Take the lease. Raises LeaseError while another runtime is alive.
+    """Take the lease. Raises LeaseError while another runtime is alive, and MigrationError.
 
     `reset(node)` takes over the rows of the last holder, in the same transaction. A caller that passes a `lease_id`
     also passes the result of `require_free` as `last`. If the answer of the database was lost, it calls again with the
@@ -163,7 +164,9 @@ def take(
     runtime = RuntimeId.own()
     hall()
     with short_transaction():
-        list(Hall.objects.select_for_update())  # one start at a time. SQLite has one writing transaction anyway
+        # One start at a time, and no migration that ends the use of this version. SQLite has one writing transaction.
+        list(Hall.objects.select_for_update())
+        migrations.require_use()
         if last is not None:
             _free(last)
         if not leased_nodes().exists():
@@ -175,6 +178,7 @@ def take(
                 "started_at": Now(),
                 "heartbeat_at": Now(),
                 "version": mcp.HALL_VERSION,
+                "newest_migration": migrations.newest(),
                 "url": settings.GUILD_HALL_NODE_URL,
                 "capacity": settings.GUILD_HALL_CONCURRENCY,
                 "labels": settings.GUILD_HALL_NODE_LABELS,

@@ -1,7 +1,7 @@
 """The runtime's worker: one Celery worker with a thread pool. A bootstep starts the parts of the runtime.
 
 The guard (`manage.py runtime`) starts it. Never start it by hand. Exit code 75: another runtime owns the hall.
-Exit code 78: the hall has another secret key.
+Exit code 78: the hall has another secret key, or its database is too old or too new for this version.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run() -> int:
     """Take the hall, build the worker, and run it to its end. Returns the exit code."""
     from django.db import OperationalError
 
-    from mcp_runtime.protocol.errors import AddressTakenError, LeaseError, SecretKeyError
+    from mcp_runtime.protocol.errors import AddressTakenError, LeaseError, MigrationError, SecretKeyError
     from mcp_runtime.runtime.runtime import Runtime
 
     stop_requested = threading.Event()
@@ -63,7 +63,7 @@ def run() -> int:
     except AddressTakenError as error:
         logger.error("%s", error)
         return EX_UNAVAILABLE
-    except SecretKeyError as error:
+    except (SecretKeyError, MigrationError) as error:
         logger.error("%s", error)
         return EX_CONFIG
     except OperationalError:
@@ -92,19 +92,20 @@ def import_the_rest() -> ModuleType:
 def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, Sockets]:
     """Take the lease and bind the gateway's sockets. Waits until the database can be used, or for `stop_requested`.
 
-    Raises LeaseError, AddressTakenError, SecretKeyError, and OperationalError.
+    Raises LeaseError, AddressTakenError, SecretKeyError, MigrationError, and OperationalError.
     """
     from django.conf import settings
 
     from mcp_runtime.http1 import listeners
     from mcp_runtime.members import process
-    from mcp_runtime.rows import key_fingerprint, lease, ownership
+    from mcp_runtime.rows import key_fingerprint, lease, migrations, ownership
     from mcp_runtime.rows.database import patiently
 
     def patient(work: Callable[[], T]) -> T:
         return patiently(work, stop_requested.is_set)
 
-    patient(key_fingerprint.require_same)  # before this start ends anything
+    patient(migrations.require_same)  # both before this start ends anything
+    patient(key_fingerprint.require_same)
     # Both come before the worker is built, because a bootstep that fails leaves earlier ones running. The port comes
     # first, because a runtime that cannot listen must not take the hall from a holder that may only be slow.
     patient(lambda: lease.await_heartbeat(logger.warning))

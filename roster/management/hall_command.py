@@ -9,6 +9,8 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.db import OperationalError, connection
 
+from mcp_runtime.protocol.errors import MigrationError
+from mcp_runtime.rows import migrations
 from mcp_runtime.rows.database import unpooled
 from roster.models import Hall
 
@@ -24,11 +26,20 @@ class HallCommand(BaseCommand):
 
 
 def require_hall() -> None:
-    """Raises CommandError if there is no hall, or if its database does not answer. Creates nothing."""
+    """Raises CommandError if there is no hall that this version can use. Creates nothing."""
     if connection.vendor == "sqlite" and not Path(connection.settings_dict["NAME"]).exists():
         raise CommandError(_no_hall())  # a connection would create the file
     if Hall._meta.db_table not in tables_of_database():
         raise CommandError(_no_hall())
+    require_same_migrations()
+
+
+def require_same_migrations() -> None:
+    """Raises CommandError if the database is too old or too new for this version."""
+    try:
+        migrations.require_same()
+    except MigrationError as error:
+        raise CommandError(str(error)) from error
 
 
 def tables_of_database() -> list[str]:

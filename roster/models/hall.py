@@ -27,6 +27,11 @@ class Hall(models.Model):
         editable=False,
         help_text="A fingerprint of the secret key, which is the same on all nodes. Empty until a runtime has started.",
     )
+    required_migration = models.PositiveIntegerField(
+        db_default=0,
+        editable=False,
+        help_text="A version of Guild Hall whose newest migration has a lower number cannot use the database any more.",
+    )
 
     class Meta:
         constraints = [models.CheckConstraint(condition=Q(id=1), name="one_hall_per_database")]
@@ -64,6 +69,9 @@ class Node(models.Model):
     heartbeat_at = models.DateTimeField(null=True, help_text="The last heartbeat of the runtime.")
     beat = models.BigIntegerField(db_default=0, editable=False, help_text="The number of heartbeats so far.")
     version = models.CharField(max_length=50, blank=True, help_text="The version of Guild Hall.")
+    newest_migration = models.PositiveIntegerField(
+        db_default=0, editable=False, help_text="The number of the newest migration that this version has."
+    )
     url = models.CharField(
         max_length=300, blank=True, db_default="", help_text="GUILD_HALL_NODE_URL: where other nodes reach its gateway."
     )

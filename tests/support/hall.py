@@ -50,6 +50,7 @@ class Hall:
     """A members folder, a port range and a data folder on the test database. Starts runtimes for them."""
 
     address = "127.0.0.1"  # of its gateway
+    root = ROOT  # of the version that it runs
 
     def __init__(self, folder: Path) -> None:
         self.members_dir = folder / "members"
@@ -72,7 +73,7 @@ class Hall:
             "GUILD_HALL_PORT_RANGE": "{}-{}".format(*self.port_range),
             "GUILD_HALL_PORT": str(self.web_port),
             "GUILD_HALL_GATEWAY_PORT": str(self.gateway_port),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(self.root),
             **more,
         }
 
@@ -95,7 +96,7 @@ class Hall:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 argv,
-                cwd=ROOT,
+                cwd=self.root,
                 env=self.environment(**environment),
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -133,7 +134,7 @@ class Hall:
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "manage.py", *argv],
-            cwd=ROOT,
+            cwd=self.root,
             env=self.environment(**env),
             capture_output=True,
             text=True,

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,18 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
+from django.db import OperationalError, connection
 
 from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import principals
 from mcp_runtime.system import console
 from roster import first_schema
-from roster.management.hall_command import tables_of_database
+from roster.management.hall_command import require_same_migrations, tables_of_database
 from roster.models import Token
 
+MIGRATE_SECONDS = 60.0
+LOCK_SECONDS = 1.0  # shorter than the waits of the hall, so that none of them fails
+LOCK_ERRORS = ("55P03", "40P01")  # lock not available, deadlock
 LOCAL_TOKEN = "local-token"  # noqa: S105 - the name of its file
 
 
@@ -29,7 +35,8 @@ class Command(BaseCommand):
         self._say: Callable[[str], None] = options.get("say", self._write)
         tables_of_database()
         first_schema.load()
-        call_command("migrate", verbosity=0, interactive=False)
+        migrate()
+        require_same_migrations()
         call_command("collectstatic", verbosity=0, interactive=False)
         self._make_first_account()
         self._make_local_token()
@@ -68,6 +75,39 @@ class Command(BaseCommand):
         """Print, however long the console takes, because the first password is shown only once."""
         self.stdout.write(console.line("hall", text))
         self.stdout.flush()
+
+
+def migrate() -> None:
+    """Migrate the database. On PostgreSQL the hall may run meanwhile.
+
+    A migration that changes a table waits until all transactions with it have ended, and all later ones wait behind it.
+    So a long one, for example of a backup, would stop the hall. Therefore each migration waits LOCK_SECONDS at most,
+    and is repeated until MIGRATE_SECONDS have passed. Raises CommandError, and OperationalError after that time.
+    """
+    deadline = time.monotonic() + MIGRATE_SECONDS
+    while True:
+        try:
+            with lock_timeout(LOCK_SECONDS):
+                call_command("migrate", verbosity=0, interactive=False)
+            return
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", "") not in LOCK_ERRORS or time.monotonic() > deadline:
+                raise
+        time.sleep(LOCK_SECONDS)
+
+
+@contextlib.contextmanager
+def lock_timeout(seconds: float) -> Iterator[None]:
+    """Limit the wait for each lock on this thread's connection. SQLite has a limit of its own."""
+    if connection.vendor != "postgresql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', %s, false)", [f"{seconds:g}s"])
+    try:
+        yield
+    finally:
+        connection.close()  # the next one waits as long as it must
 
 
 def _is_good(path: Path) -> bool:

@@ -103,6 +103,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.rows.database.hang_up",
     "mcp_runtime.rows.database.unpooled",
     "mcp_runtime.rows.compiled_queries",
+    "mcp_runtime.rows.migrations",
     "mcp_runtime.protocol.errors",
     "mcp_runtime.runtime.processes",
     "mcp_runtime.runtime.warm",
