@@ -1,4 +1,4 @@
-"""Increase `Hall.access_version` when a row changes that decides access.
+"""Increase `Hall.access_version` when a row that decides access changes.
 
 QuerySet.update sends no signals. Code that uses it on such rows must call `Hall.note_access_change()` as well.
 """

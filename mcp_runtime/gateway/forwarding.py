@@ -1,7 +1,7 @@
 """Forward a client's message to the node that owns the member, and relay the reply unchanged.
 
 The other node does everything that this one would do for its own members: it checks the rights of the token, keeps the
-session with the member and the questions, and writes the call into the call log. So this node keeps no state.
+questions and the session with the member, and writes the call into the call log. So this node keeps no state.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 logger = logging.getLogger("guildhall.gateway")
 
 OPEN_SECONDS = 5.0  # for another node to begin the stream of a GET
-GRACE_SECONDS = 2.0  # the other node ends a call at the same deadline as this one, and says why
-AGAIN_SECONDS = 0.2  # before the next look where the member is
-LOST_SECONDS = 12.0  # after a broken connection, in which a node that ended loses its lease
-PART_SECONDS = 30.0  # for the next part of a reply that the other node already has
-WHOLE = 262_144  # bytes of a reply that is read before it is relayed
+GRACE_SECONDS = 2.0  # for the error of the other node, which has the same deadline and knows the reason
+AGAIN_SECONDS = 0.2  # until the owner of the member is looked up again
+LOST_SECONDS = 12.0  # a node that ended loses its lease within this time after its connection broke
+PART_SECONDS = 30.0  # for the next part of a reply that is not a stream
+WHOLE = 262_144  # bytes. A longer reply is relayed part by part
 RELAYED_HEADERS = ("content-type", "retry-after", "allow", "www-authenticate")
 
 
@@ -54,7 +54,7 @@ class Forwarding:
         """Forward the request of the POST, and relay the reply to its client.
 
         Return False if the other node did not act on it, and there is time to look for the member again. Raise
-        MethodError, which ends the call.
+        MethodError if the call has failed.
         """
         with post.exchange:
             response = await self._response(post, request, post.message, error)
@@ -67,7 +67,7 @@ class Forwarding:
                 if not post.exchange.has_begun:
                     raise reason from failure
                 if response.content_type != mcp.EVENT_STREAM:
-                    post.exchange.abort()  # its length is already announced
+                    post.exchange.abort()  # the client knows the length, so no error can follow
                     return True
                 body = jsonrpc.error_response(request.id, reason.code, str(reason), reason.data)
                 # The reply may have broken off within an event.
@@ -122,7 +122,7 @@ class Forwarding:
 
     async def _look_again(self, request: Request, error: ElsewhereError, reason: str) -> None:
         """Wait a moment before the next look at the rows. Raise MethodError if there is no time left."""
-        request.unsent_reason = f"it runs on node {error.peer.name!r}: {reason}"
+        request.unsent_reason = f"its node {error.peer.name!r} did not take the request: {reason}"
         self._members.forget_owner(error.member_id)
         if request.deadline.remaining <= AGAIN_SECONDS or error.peer.address is None:
             refusal = failures.unavailable(error.member, request.unsent_reason)
@@ -144,7 +144,7 @@ class Forwarding:
         task = asyncio.ensure_future(self._end_call_of_lost_node(error, failure))
         self._checks.add(task)
         task.add_done_callback(self._checks.discard)
-        place = f"node {error.peer.name!r}, where it runs"
+        place = f"its node {error.peer.name!r}"
         if isinstance(failure, ConnectError):
             failure = ConnectError(f"the connection to {place}: {failure}")
         elif isinstance(failure, RequestTimeoutError):
@@ -152,7 +152,7 @@ class Forwarding:
         return failures.of_member(failure, error.member, request)
 
     async def _end_call_of_lost_node(self, error: ElsewhereError, failure: ClientError) -> None:
-        """A node that runs writes the call itself."""
+        """Write the call into the call log if the other node ended. A node that is alive writes it itself."""
         deadline = asyncio.get_running_loop().time() + LOST_SECONDS
         while asyncio.get_running_loop().time() < deadline:
             if error.peer.lease not in self._members.peers.by_lease:
@@ -186,7 +186,7 @@ class Forwarding:
     # Messages without a member ------------------------------------------------------------------------------------
 
     async def get(self, peer: Peer, exchange: HttpExchange) -> None:
-        """Forward a GET to the node, and relay its stream. Raise ConnectError, before anything was relayed."""
+        """Forward a GET to the node, and relay its stream. Raise ConnectError if there is no stream to relay."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 response = await self._hop.send(peer, "GET", exchange.target, forwarded_headers(exchange.headers))
@@ -201,7 +201,7 @@ class Forwarding:
             exchange.end()
 
     async def tell_others(self, verb: str, exchange: HttpExchange, message: Any = None) -> None:
-        """Forward a message that has no response to all other nodes: they may have a part of the client's session."""
+        """Forward a message without a response to all other nodes. Each may have a part of the client's session."""
         if peers := list(self._members.peers.reachable.values()):
             body = None if message is None else envelope.encode(message)
             await self._hop.tell_all(peers, verb, exchange.target, forwarded_headers(exchange.headers), body)
@@ -237,7 +237,7 @@ async def _parts_of(response: Response) -> AsyncGenerator[bytes]:
             if part is None:
                 return
             yield part
-            del part  # free its memory, because the next part may come in an hour
+            del part  # free its memory, because the next part may come much later
 
 
 def refuse_forwarded(error: ElsewhereError) -> Refusal:

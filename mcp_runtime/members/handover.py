@@ -1,7 +1,8 @@
 """Which members a node takes, and which it gives away. Only a hall with several nodes needs this.
 
-`nodes.watch` and `nodes.placement` decide, and `rows.ownership` writes. Each node decides for itself, from the same
-rows. If two nodes take the same member, one of them finds that its row has changed.
+`nodes.watch` and `nodes.placement` decide which node owns which member, and `rows.ownership` writes it into the
+rows. Each node decides for itself, from the same rows. If two nodes claim the same member, the row of the member has
+changed for one of them, which does not get it.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ class Handover:
         self._on_other_node = on_other_node
         self._watch = NodeWatch()
         self._own: Node | None = None
-        self._living: list[Node] = []  # with this node
+        self._living: list[Node] = []  # including this node
         self.is_alone = True
 
     def turn(self) -> list[str]:
-        """Revoke the leases of nodes that are gone, and take the members that belong here. Returns their names."""
-        if connection.vendor == "sqlite":  # the hall has one runtime. Nodes of its past have no meaning
+        """Revoke the leases of nodes that are gone, and take members. Returns the names of those taken."""
+        if connection.vendor == "sqlite":  # the hall has one runtime. Rows of earlier nodes have no meaning
             return []
-        nodes = list(Node.objects.defer("folders"))  # long, and read only for members without an owner
+        nodes = list(Node.objects.defer("folders"))  # `folders` is long, and most turns do not need it
         now = time.monotonic()
         self._own = next((node for node in nodes if node.lease_id == self._lease_id), None)
         self.is_alone = len(nodes) < 2
@@ -58,7 +59,7 @@ class Handover:
         gone = self._watch.look({node.name: (node.lease_id, node.beat) for node in others}, now, draining)
         for node in others:
             if node.name in gone and node.lease_id is not None and lease.revoke(node):
-                logger.warning("node %r does not renew its lease; other nodes take its members", node.name)
+                logger.warning("node %r does not renew its lease; its members without local state move", node.name)
                 node.lease_id = None
         self._living = [self._own, *(node for node in others if node.lease_id is not None and node.name not in gone)]
         return self._take([node for node in others if node.name in gone and node.lease_id is None])
@@ -67,7 +68,7 @@ class Handover:
         rows = {row.name: row for row in placeable(GuildMember.objects.filter(Q(node=None) | Q(node__in=gone)))}
         targets = {node.name: node for node in self._living if not node.is_draining}
         requested = {name: self._requested_target(row, targets) for name, row in rows.items() if row.requested_node_id}
-        # A request also moves a member with local state, without this state, because an operator has forced it.
+        # A requested move can be of a member with local state, if an operator has forced it. The state stays behind.
         placement = {name: target.name for name, target in requested.items() if target is not None}
         others = [row for name, row in rows.items() if name not in placement]
         placement |= place(map(facts_of, others), self._node_facts(others))
@@ -85,7 +86,7 @@ class Handover:
         return names
 
     def _node_facts(self, rows: Iterable[GuildMember]) -> list[NodeFacts]:
-        """The living nodes, as they are for these members."""
+        """The living nodes, with their loads, and which folders of these members they have."""
         rows = list(rows)
         if not rows:
             return []
@@ -105,7 +106,7 @@ class Handover:
     # Give away ----------------------------------------------------------------------------------------------------
 
     def departures(self) -> list[tuple[GuildMember, Node]]:
-        """The own members that another node should have, each with that node."""
+        """The members of this node that another node should have, each with that other node."""
         if self.is_alone or self._own is None:
             return []
         own_rows = GuildMember.objects.filter(lease_id=self._lease_id)
@@ -126,11 +127,11 @@ class Handover:
         return node.fence_is_on and self._watch.has_renewed(node.name)
 
     def _requested_target(self, row: GuildMember, targets: dict[str, Node]) -> Node | None:
-        """The node that was requested for the member. None, and no request, if this node cannot own the member now."""
+        """The node that was requested for the member. If it cannot own the member now, deletes the request: None."""
         target = next((node for node in targets.values() if node.pk == row.requested_node_id), None)
         if target is not None and row.node_labels <= set(target.labels) and target.folders.get(row.name):
             return target
-        logger.warning("member %r does not move: the requested node is gone, or cannot run it", row.name)
+        logger.warning("member %r does not move: the requested node is gone or draining, or cannot run it", row.name)
         GuildMember.objects.filter(pk=row.pk, requested_node=row.requested_node_id).update(requested_node=None)
         return None
 
@@ -146,7 +147,7 @@ def facts_of(row: Any) -> MemberFacts:
 
 
 def has_folder(node: Node, row: GuildMember) -> bool:
-    """Whether the node has the folder of the member, with the same files. A new member needs only the folder."""
+    """Whether the node has the member's folder with the files of its last owner. Without these, any files are right."""
     digest = node.folders.get(row.name)
     if row.node_id is None:
         return digest is not None and (not row.digest or digest == row.digest)

@@ -58,7 +58,7 @@ def test_a_request_that_the_other_node_never_accepts_ends_at_its_deadline(world:
     agent, started_at = world.agent().begin(), time.monotonic()
     for accept in ("text/event-stream", "application/json"):
         error = error_of(agent.post(CALL, Accept=accept))
-        assert "it runs on node 'other'" in error["message"]
+        assert "its node 'other' did not take the request" in error["message"]
         assert error["data"]["kind"] == "unavailable"
     assert 3 < time.monotonic() - started_at < 8
     eventually(lambda: Call.objects.filter(status="failed", error_kind="unavailable").count() == 2)
@@ -124,5 +124,5 @@ def test_a_request_at_the_path_of_a_member_has_the_timeout_of_the_member(
     node.first_line = b"POST /mcp/notes HTTP/1.1\r\n"
     agent, started_at = world.agent("/mcp/notes").begin(), time.monotonic()
     world.gateway._peers.are_several = True
-    assert "it runs on node 'other'" in agent.ask("prompts/get", name="hint")["error"]["message"]
+    assert "its node 'other' did not take the request" in agent.ask("prompts/get", name="hint")["error"]["message"]
     assert time.monotonic() - started_at < 10
