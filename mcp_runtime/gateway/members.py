@@ -16,7 +16,7 @@ from django.db import Error
 
 from mcp_runtime.gateway import catalog, failures
 from mcp_runtime.gateway.catalog import OfferedMember, Roster
-from mcp_runtime.gateway.messages import Request
+from mcp_runtime.gateway.messages import NOT_SENT_YET, Request
 from mcp_runtime.gateway.peers import LOOK_SECONDS, ElsewhereError, Peer, Peers, owner_of
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
@@ -121,7 +121,9 @@ class Members:
         """
         self._require_own(member)
         started_at, seconds = time.monotonic(), request.deadline.seconds
-        request.unsent_reason = base_reason = f"it was not connected within {seconds:g} s"
+        base_reason = f"it was not connected within {seconds:g} s"
+        if request.unsent_reason == NOT_SENT_YET:  # otherwise the last attempt says more, until the row is known
+            request.unsent_reason = base_reason
         look = partial(self._no_use_waiting, member.pk, started_at, started_at + seconds)
         while True:
             event = self._changes.setdefault(member.pk, asyncio.Event())

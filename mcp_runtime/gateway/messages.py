@@ -20,6 +20,7 @@ from mcp_runtime.security.access import Principal
 QUESTION_SECONDS = 600.0  # for the client to answer a member's question. It may need to ask a person
 MAX_SESSION_STATE = 2_000  # characters of all subscribed URIs that are stored in a session's row
 CANCEL_GRACE = 1.0  # for the member to answer a cancelled request itself
+NOT_SENT_YET = "it was not sent yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,7 @@ class Request:
     rewriting: Callable[[bytes], bytes] | None = None  # how its response is rewritten for the client
     is_resumable: bool = False  # its client lost the stream of the response, and may resume it
     send_cancelled: Callable[[str], Awaitable[None]] | None = None  # set once the request goes to the member
-    unsent_reason: str = "it was not sent yet"  # why it was not sent. Empty once the member may have read a part of it
+    unsent_reason: str = NOT_SENT_YET  # why it was not sent. Empty once the member may have read a part of it
 
     @property
     def is_sent(self) -> bool:

@@ -14,7 +14,7 @@ import requests
 
 from roster.models import Call, GuildMember
 from tests.conftest import ROOT, eventually
-from tests.support.agents import GatewayClient, make_token, messages_of
+from tests.support.agents import GatewayClient, MessageStream, make_token, messages_of
 from tests.support.hall import PATIENCE, wait_for_status
 from tests.support.machine import Stopwatch
 from tests.support.nodes import Machine, on_postgresql, owner_of, wait_for_folders
@@ -148,13 +148,21 @@ def test_a_modern_client_hears_of_resources_of_members_on_other_nodes(machines: 
     message, headers = client.modern_message("subscriptions/listen", **wanted)
     with client.stream(message, **headers) as stream:
         stream.until("notifications/subscriptions/acknowledged")
-        client.modern("tools/call", name="count", arguments={})
-        update = stream.until("notifications/resources/updated", within=PATIENCE)
+        # A slow member may get the subscription after the acknowledgement.
+        updated = "notifications/resources/updated"
+        eventually(
+            lambda: client.modern("tools/call", name="count", arguments={}) and updated in methods_on(stream),
+            within=PATIENCE,
+        )
+        update = stream.until(updated)
         meta = update["params"].pop("_meta")
         assert update["params"] == {"uri": "counter://value"}
         assert list(meta.values()) == [message["id"]]
-        methods = [each["method"] for each in stream.all_messages]
-        assert methods.count("notifications/subscriptions/acknowledged") == 1
+        assert methods_on(stream).count("notifications/subscriptions/acknowledged") == 1
+
+
+def methods_on(stream: MessageStream) -> list[str]:
+    return [message["method"] for message in stream.all_messages]
 
 
 def test_prompts_and_resources_are_listed_and_read_at_every_gateway(machines: list[Machine]) -> None:
