@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, connection
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
@@ -86,7 +86,7 @@ def create(members: Iterable[GuildMember], *, requester: Requester, name: str = 
         made_with_id=requester.principal.token_id if requester.principal else None,
     )
     try:
-        with transaction.atomic():
+        with short_transaction():
             agent.save(force_insert=True)
             agent.members.set(by_id.values())
     except IntegrityError as error:
@@ -233,7 +233,7 @@ def make_token(message: AgentMessage) -> str:
         raise RequestRefusedError("there is no active user whose rights the agent could have at the gateway")
     requester = _principal_of_token(message)
     over_at = clock.now() + timedelta(seconds=message.timeout) + TOKEN_GRACE
-    with transaction.atomic():
+    with short_transaction():
         row, token = Token.make(
             user=user,
             name=f"agent {agent.name}"[:100],

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, connection
 from django.db.models import Count, F, Value
 from django.db.models.fields.json import KT
 
@@ -375,7 +375,7 @@ def cancel_calls_of_tokens(token_ids: Collection[int]) -> None:
     """Cancel the queued calls of these tokens. Running calls continue."""
     rows = active_calls(Status.QUEUED).filter(token__in=token_ids)
     outcome = Outcome.cancelled("its token was revoked before the call started")
-    with transaction.atomic():
+    with short_transaction():
         for call in rows.exclude(secret_paths=[]):  # these calls have secrets, which must be masked
             _finish(call, outcome, QUEUED)
         # One statement for the others, because they may be thousands.

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
 from django.db.models import QuerySet
 
 from mcp_runtime.agents import setup, transitions
@@ -22,6 +21,7 @@ from mcp_runtime.control.members import (
 from mcp_runtime.control.nodes import live_node_ids, read_liveness
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import AgentUnavailableError, UnknownMemberError
+from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.security import access
 from roster.models import Agent, AgentEvent, AgentMessage, GuildMember, Node
 
@@ -60,7 +60,7 @@ def queue_message(agent: Agent, prompt: Any, *, requester: Requester, timeout: f
         if row.removed_at:
             raise UnknownMemberError(f"member {row.name!r} of agent {agent.name!r} is gone from the roster")
         require_enabled(row)
-    with transaction.atomic():  # nothing may see the message before the desired state of its members
+    with short_transaction():  # nothing may see the message before the desired state of its members
         message = transitions.queue(
             agent, prompt, timeout=timeout or settings.GUILD_HALL_AGENT_TIMEOUT, requester=requester
         )

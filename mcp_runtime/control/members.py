@@ -7,7 +7,6 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib.auth.models import Group
-from django.db import transaction
 from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
@@ -18,6 +17,7 @@ from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.members import discovery
 from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.rows import lease
+from mcp_runtime.rows.database import short_transaction
 from roster.models import GuildMember, Hall, Node, Tool
 
 
@@ -67,7 +67,7 @@ def refresh_member(row: GuildMember) -> None:
 
 
 def enable_member(row: GuildMember) -> None:
-    with transaction.atomic():
+    with short_transaction():
         Hall.note_access_change()
         set_desired_state(row, enabled=True, desired_state=GuildMember.DesiredState.RUNNING)
 
@@ -76,7 +76,7 @@ def disable_member(row: GuildMember, *, force: bool = False) -> None:
     """Stop the member, and refuse calls to it until it is enabled."""
     if not force:
         transitions.require_unneeded(row)
-    with transaction.atomic():
+    with short_transaction():
         Hall.note_access_change()
         set_desired_state(row, enabled=False)
 
@@ -133,7 +133,7 @@ def folders_of_names() -> dict[str, str]:
 
 def set_tool_enabled(tool: Tool, enabled: bool) -> None:
     """Enable or disable a tool. A disabled tool is in no list, and calls from every source are refused."""
-    with transaction.atomic():
+    with short_transaction():
         Hall.note_access_change()
         Tool.objects.filter(pk=tool.pk).update(enabled=enabled)
     tool.enabled = enabled

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any
 
-from django.db import transaction
 from django.db.models import BooleanField, Count, IntegerField, OuterRef, QuerySet, Subquery, Value
 from django.db.models.functions import Now
 
@@ -18,6 +17,7 @@ from mcp_runtime.members.handover import has_folder, placeable
 from mcp_runtime.nodes.placement import MemberFacts, NodeFacts, place
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownNodeError
 from mcp_runtime.rows import key_fingerprint, lease, ownership
+from mcp_runtime.rows.database import short_transaction
 from roster.models import Call, GuildMember, Node
 
 MOVES_AT_A_TIME = 10
@@ -186,7 +186,7 @@ def remove_node(node: Node, *, force: bool = False) -> int:
     Its lease ends too. No other node may take the lease of a node that died before its fence was on, so this is the
     way to get its members back.
     """
-    with transaction.atomic():
+    with short_transaction():
         row = Node.objects.select_for_update().filter(pk=node.pk).first()  # a runtime that wakes up now must wait
         if row is None:
             raise UnknownNodeError(f"node {node.name!r} has been removed already")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from django.contrib.auth.models import User
-from django.db import transaction
 from django.utils import timezone
 
 from mcp_runtime.agents import transitions as agent_transitions
@@ -18,6 +17,7 @@ from mcp_runtime.calls import transitions
 from mcp_runtime.control.members import find_member, find_tool
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError
+from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.security.access import Principal
 from roster.models import GuildMember, Token, TokenLimit, Tool
 
@@ -121,7 +121,7 @@ def _limit(limit: TokenLimit, value: int | None, maker: Principal) -> int | None
 
 def revoke_token(row: Token) -> None:
     """Revoke the token and all tokens created with it. Cancels their queued calls, and stops their agents."""
-    with transaction.atomic():
+    with short_transaction():
         token_ids = row.revoke()
         transitions.cancel_calls_of_tokens(token_ids)
         messages = agent_transitions.stop_messages_of_tokens(token_ids)

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db import Error, IntegrityError, transaction
+from django.db import Error, IntegrityError
 from django.db.models import F
 
 from mcp_runtime.members.logs import plain
-from mcp_runtime.rows.database import give_connection_back
+from mcp_runtime.rows.database import give_connection_back, short_transaction
 from mcp_runtime.security.limits import Owner
 from roster.models import TokenClient
 
@@ -147,7 +147,7 @@ def _save(token_id: int, program: Program, calls: int, seen_at: datetime) -> Non
     row = of_token.filter(name=program.name, version=program.version)
     if row.update(last_seen_at=seen_at, calls=F("calls") + calls):
         return
-    with transaction.atomic():
+    with short_transaction():
         newest = list(of_token.order_by("-last_seen_at", "-pk").values_list("pk", flat=True)[: MAX_OF_TOKEN - 1])
         of_token.exclude(pk__in=newest).delete()
         TokenClient.objects.create(

@@ -207,14 +207,12 @@ def leave_the_pool() -> None:
         connection.settings_dict["OPTIONS"].pop("server_side_binding", None)
 
 
-# On PostgreSQL, the server ends a transaction whose client says nothing for so long. Otherwise the locks of a machine
-# that froze or lost its power would stay for hours. Both are shorter than the time after which a node's fence strikes.
-IDLE_LIMIT, LOCK_LIMIT = "4s", "3s"
+LOCK_LIMIT = "3s"  # shorter than the time after which a node's fence strikes, as Hall.IDLE_LIMIT
 
 
 @contextlib.contextmanager
 def short_transaction() -> Iterator[None]:
-    """A transaction for which no other node waits long, and which itself waits for no lock longer than LOCK_LIMIT.
+    """A transaction for which others wait at most Hall.IDLE_LIMIT, and which itself waits LOCK_LIMIT for a lock.
 
     Raises OperationalError after that, or if this process was paused in it. Within another transaction, that one
     decides.
@@ -223,11 +221,13 @@ def short_transaction() -> Iterator[None]:
     try:
         with transaction.atomic():
             if is_outermost and connection.vendor == "postgresql":
+                from roster.models import Hall  # manage.py imports this module before there are models
+
                 with connection.cursor() as cursor:
                     cursor.execute(
                         "SELECT set_config('idle_in_transaction_session_timeout', %s, true), "
                         "set_config('lock_timeout', %s, true)",
-                        [IDLE_LIMIT, LOCK_LIMIT],
+                        [Hall.IDLE_LIMIT, LOCK_LIMIT],
                     )
             yield
     except InternalError as error:  # so psycopg calls the end of a transaction after IDLE_LIMIT. It may be repeated

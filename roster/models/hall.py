@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from django.db import models
+from django.db import connection, models
 from django.db.models import F, Q
 
 from roster.json_field import JsonField
@@ -12,6 +12,11 @@ from roster.json_field import JsonField
 
 class Hall(models.Model):
     """One row per database: the hall's identity, and what its parts must know of each other."""
+
+    # On PostgreSQL, the server ends a transaction whose client says nothing for so long. Otherwise the locks of a
+    # machine that froze or lost its power would stay for hours. It is shorter than the time after which a node's fence
+    # strikes.
+    IDLE_LIMIT = "4s"
 
     id = models.PositiveSmallIntegerField(primary_key=True, default=1, editable=False)
     hall_id = models.UUIDField(default=uuid.uuid4, editable=False)
@@ -44,8 +49,11 @@ class Hall(models.Model):
         """Invalidate all cached principals. Call it in the transaction of the change.
 
         Call it before changing rows of members. A sync locks this row first and those second, and another order can
-        deadlock.
+        deadlock. The whole hall needs this row, so the transaction gets IDLE_LIMIT.
         """
+        if connection.vendor == "postgresql" and connection.in_atomic_block:
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [cls.IDLE_LIMIT])
         cls.objects.filter(pk=1).update(access_version=F("access_version") + 1)
 
 

@@ -6,12 +6,13 @@ import threading
 import uuid
 
 import pytest
+from django.contrib.auth.models import Group, User
 from django.db import Error, OperationalError, connection, transaction
 
 from mcp_runtime.calls import statements
 from mcp_runtime.members.status import Statuses
 from mcp_runtime.rows import database, lease, ownership
-from roster.models import Call, GuildMember, Node, PortAllocation, StatusChange
+from roster.models import Call, GuildMember, Hall, Node, PortAllocation, StatusChange
 from tests.conftest import eventually
 from tests.support.lifecycle_stage import in_thread
 
@@ -221,9 +222,36 @@ def test_a_change_of_the_owner_delays_no_heartbeat_and_keeps_both_leases(node: N
 
 
 @needs_row_locks
+def test_the_locks_of_a_web_that_froze_while_it_saved_rights_are_freed_by_the_database(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hall, "IDLE_LIMIT", "300ms")
+    lease.hall()
+    is_frozen, may_end = threading.Event(), threading.Event()
+    errors: list[type[Exception]] = []
+
+    def freeze() -> None:
+        try:
+            with transaction.atomic():  # as a form of the admin does
+                User.objects.create_user("bob").groups.add(Group.objects.create(name="readers"))
+                is_frozen.set()
+                may_end.wait(20)
+        except Error as error:
+            errors.append(type(error))
+
+    frozen = in_thread(freeze)
+    is_frozen.wait(10)
+    Hall.note_access_change()
+    may_end.set()
+    frozen.join(10)
+    assert errors
+    assert not User.objects.exists()
+
+
+@needs_row_locks
 def test_the_locks_of_a_node_that_froze_are_freed_by_the_database(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     member = owned_by(node)
-    monkeypatch.setattr(database, "IDLE_LIMIT", "300ms")
+    monkeypatch.setattr(Hall, "IDLE_LIMIT", "300ms")
     is_frozen, may_end = threading.Event(), threading.Event()
 
     errors: list[Exception] = []
