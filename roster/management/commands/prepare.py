@@ -12,7 +12,7 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
-from django.db import OperationalError, connection
+from django.db import Error, OperationalError, connection
 
 from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import principals
@@ -107,7 +107,8 @@ def lock_timeout(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        connection.close()  # the next one waits as long as it must
+        with contextlib.suppress(Error), connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout TO DEFAULT")
 
 
 def _is_good(path: Path) -> bool:
