@@ -175,8 +175,8 @@ class App:
             if place.is_forwarded:  # the node that forwarded it has counted it
                 await self._message(post)
                 return
-            is_shared = self._intake.has_shares and await self._intake.take_share(principal, message)
-            with self._intake.count_message(principal, message, is_shared=is_shared):
+            limits = await self._intake.take_shares(principal, message) if self._intake.has_shares else None
+            with self._intake.count_message(principal, message, limits):
                 await self._message(post)
 
     async def _message(self, post: Post) -> None:

@@ -25,7 +25,7 @@ from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import MethodError, ProtocolError, TooManyCallsError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from mcp_runtime.security.access import Principal
-from mcp_runtime.security.limits import BudgetError, ByteBudget, Limiter, Owner, TimeShare
+from mcp_runtime.security.limits import BudgetError, ByteBudget, Limiter, Limits, Owner, TimeShare
 
 # The size of all bodies whose requests are in progress: for one token, for one user, and for all clients. A body needs
 # up to three times its size in memory while it is decoded and encoded again.
@@ -88,46 +88,57 @@ class Intake:
             self._byte_budget.give_back(owner, reserved_bytes)
 
     @contextlib.contextmanager
-    def count_message(self, principal: Principal, message: Any, *, is_shared: bool = False) -> Iterator[None]:
+    def count_message(self, principal: Principal, message: Any, limits: Limits | None = None) -> Iterator[None]:
         """Count one message against the limits of its token. Raises Refusal.
 
-        `is_shared` is the result of `take_share`.
+        `limits` is the result of `take_shares`. Without other gateways, all limits of the token are counted here.
 
         Every message counts as a call in this minute. A request also counts as a concurrent call until the context
         ends. Notifications and responses do not, because a concurrent call may wait for them. A subscription stream
         does not, because it stays open. A batch does not, because each request in it is counted separately.
         """
-        is_concurrent_call = (
-            isinstance(message, dict) and "id" in message and message.get("method") not in (None, LISTEN_METHOD)
-        )
-        # 0 means no limit.
-        limits = principal.limits if is_concurrent_call else replace(principal.limits, max_in_flight=0)
-        if is_shared:
-            limits = replace(limits, calls_per_minute=0)
-        key = principal.token_id or 0
+        is_concurrent, key = is_concurrent_call(message), principal.token_id or 0
+        has_share = limits is not None and is_concurrent and limits.max_in_flight != principal.limits.max_in_flight
+        limits = limits or principal.limits
         try:
-            self._limiter.enter(key, limits)
-        except TooManyCallsError as error:
-            raise _too_many(error, message) from error
-        if not is_concurrent_call:
-            self._limiter.leave(key)
-        try:
-            yield
-        finally:
-            if is_concurrent_call:
+            try:
+                # 0 means no limit.
+                self._limiter.enter(key, limits if is_concurrent else replace(limits, max_in_flight=0))
+            except TooManyCallsError as error:
+                raise _too_many(error, message) from error
+            if not is_concurrent:
                 self._limiter.leave(key)
+            try:
+                yield
+            finally:
+                if is_concurrent:
+                    self._limiter.leave(key)
+        finally:
+            if has_share:
+                self._shares.end(key)
 
     @property
     def has_shares(self) -> bool:
         """Whether there are other gateways. This one alone must not wait for the database."""
         return self._shares.are_needed
 
-    async def take_share(self, principal: Principal, message: Any) -> bool:
-        """Count one message against the limit of all gateways together. Raises Refusal. False if no row counts it."""
+    async def take_shares(self, principal: Principal, message: Any) -> Limits:
+        """Count one message against the limits of all gateways together. Raises Refusal.
+
+        Returns the limits that no row counts. `count_message` must follow at once.
+        """
         try:
-            return await self._shares.take(principal)
+            has_share = is_concurrent_call(message) and await self._shares.begin(principal)
+            try:
+                has_call = await self._shares.take(principal)
+            except BaseException:
+                if has_share:
+                    self._shares.end(principal.token_id or 0)
+                raise
         except TooManyCallsError as error:
             raise _too_many(error, message) from error
+        limits = replace(principal.limits, calls_per_minute=0) if has_call else principal.limits
+        return replace(limits, max_in_flight=0) if has_share else limits
 
     async def read_message(
         self, owner: Owner, exchange: HttpExchange, reserve: Callable[[int], None]
@@ -170,6 +181,10 @@ async def read_body(exchange: HttpExchange, reserve: Callable[[int], None] = lam
     except TimeoutError:
         text = f"the request body did not arrive within {BODY_SECONDS:g} s"
         raise Refusal(408, MethodError(INVALID_REQUEST, text)) from None
+
+
+def is_concurrent_call(message: Any) -> bool:
+    return isinstance(message, dict) and "id" in message and message.get("method") not in (None, LISTEN_METHOD)
 
 
 def _too_many(error: TooManyCallsError, message: Any) -> Refusal:

@@ -159,9 +159,9 @@ class SessionClients:
                     params, path = params_of(message), post.place.path
                     request = Request(message_id, message["method"], params, client, Deadline(), size, path)
                     principal = client.principal
-                    is_shared = self._intake.has_shares and await self._intake.take_share(principal, message)
+                    limits = await self._intake.take_shares(principal, message) if self._intake.has_shares else None
                     with (
-                        self._intake.count_message(principal, message, is_shared=is_shared),
+                        self._intake.count_message(principal, message, limits),
                         self._responder.running(session, request),
                     ):
                         return (await self._responder.final(post, request, message)).body

@@ -81,7 +81,7 @@ class Peers:
     """
 
     def __init__(self, own_lease: uuid.UUID) -> None:
-        self._own_lease = own_lease
+        self.own_lease = own_lease
         self._looked_at = -SHORTEST_LOOK_SECONDS
         self._looking = asyncio.Lock()
         self.are_several = False  # the hall has other nodes, which may not run now
@@ -109,7 +109,7 @@ class Peers:
             if loop.time() < self._looked_at + SHORTEST_LOOK_SECONDS:
                 return
             try:
-                self.are_several, peers = await loop.run_in_executor(None, unit_of_work, lambda: _load(self._own_lease))
+                self.are_several, peers = await loop.run_in_executor(None, unit_of_work, lambda: _load(self.own_lease))
             except Error as error:
                 logger.warning("the nodes cannot be read (%s); using those in memory", str(error).strip())
                 return

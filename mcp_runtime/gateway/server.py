@@ -203,6 +203,7 @@ class Gateway:
             asyncio.ensure_future(peers.look_regularly()),
             asyncio.ensure_future(self._tell_peers_of_changes()),
             asyncio.ensure_future(shares.give_back_regularly()),
+            asyncio.ensure_future(shares.reduce_regularly()),
             asyncio.ensure_future(self._end_sessions_regularly()),
         ]
         self._loop.call_soon(self._ready.set)

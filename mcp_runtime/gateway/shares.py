@@ -1,8 +1,10 @@
-"""The share of this gateway in the calls that a token may make in a minute, in a hall with several nodes.
+"""The share of this gateway in the calls that a token may make, in a hall with several nodes.
 
 A gateway borrows calls of a token from a row, a few at a time, and gives those back that it does not need within a
-second. So all gateways together never accept more calls than the token may make. What all have borrowed and not used is
-at most a tenth of the limit.
+second. So all gateways together never accept more calls in a minute than the token may make, and never have more
+concurrent ones. What all have borrowed and not used is at most a tenth of the limit. Of concurrent calls, a gateway
+keeps for a moment what it has needed a moment ago. So a call waits before it is refused, if other gateways have a part
+of the limit.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ logger = logging.getLogger("guildhall.gateway")
 
 BORROWED_SECONDS = 1.0
 REFUSED_SECONDS = 0.1  # the shortest time between two attempts to borrow, after there was nothing to borrow
+REDUCED_SECONDS = 0.2  # between two looks at the concurrent calls that a gateway does not need
+ROOM_SECONDS = 0.6  # that a call waits for other gateways to give back concurrent calls
 UNUSED_PART = 10  # all gateways together borrow at most this part of the limit before they use it
 
 
@@ -38,19 +42,37 @@ class _Share:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(eq=False)
+class _Concurrency:
+    """Concurrent calls of one token at this gateway."""
+
+    limit: int = 0
+    share: int = 0  # that the row grants to this gateway
+    calls: int = 0  # that run
+    waiting: int = 0  # calls that wait for a larger share
+    peak: int = 0  # the highest number of them since the share was last reduced
+    refused_until: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def has_room(self, limit: int) -> bool:
+        return self.calls < self.share and self.limit == limit
+
+
 class Shares:
     """The shares of all tokens. Use it only on the gateway's event loop."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._shares: dict[int, _Share] = {}
+        self._concurrency: dict[int, _Concurrency] = {}
+        self._has_calls = asyncio.Event()
 
     @property
     def are_needed(self) -> bool:
         return bool(self._peers.by_lease)
 
     async def take(self, principal: Principal) -> bool:
-        """Count one call of the principal. Raise TooManyCallsError.
+        """Count one call of this minute. Raise TooManyCallsError.
 
         Return False if no row counts this call: the token has no limit, or the database does not answer. Then the
         caller counts it.
@@ -88,6 +110,86 @@ class Shares:
         work = partial(token_buckets.borrow, token_id, limit, wanted, unused)
         return await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
 
+    # Concurrent calls -----------------------------------------------------------------------------------------------
+
+    async def begin(self, principal: Principal) -> bool:
+        """Count a concurrent call of the principal. `end` must follow. Raise TooManyCallsError.
+
+        Return False if no row counts this call, as in `take`. Then there is nothing to end.
+        """
+        limit, token_id = principal.limits.max_in_flight, principal.token_id
+        if not limit or token_id is None:
+            return False
+        concurrency = self._concurrency.setdefault(token_id, _Concurrency())
+        self._has_calls.set()
+        if not concurrency.has_room(limit):
+            concurrency.waiting += 1
+            try:
+                async with concurrency.lock:
+                    await self._enlarge(concurrency, token_id, limit)
+            except Error as error:
+                logger.warning("the concurrent calls of a token cannot be counted together (%s)", str(error).strip())
+                return False
+            finally:
+                concurrency.waiting -= 1
+        concurrency.calls += 1
+        concurrency.peak = max(concurrency.peak, concurrency.calls)
+        return True
+
+    async def _enlarge(self, concurrency: _Concurrency, token_id: int, limit: int) -> None:
+        """Ask for a share that is large enough for all calls. Raise TooManyCallsError if there is no room."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ROOM_SECONDS
+        while not concurrency.has_room(limit):  # another call may have ended, or may have asked
+            if loop.time() < concurrency.refused_until and concurrency.limit == limit:
+                raise _concurrency_refusal(limit)
+            wanted = min(concurrency.calls + concurrency.waiting, limit)
+            concurrency.share = await self._set_share(token_id, limit, wanted)
+            concurrency.limit = limit
+            if concurrency.has_room(limit):
+                return
+            if concurrency.share >= limit or loop.time() > deadline:
+                concurrency.refused_until = loop.time() + REFUSED_SECONDS
+                raise _concurrency_refusal(limit)
+            await asyncio.sleep(REDUCED_SECONDS)
+
+    async def _set_share(self, token_id: int, limit: int, calls: int) -> int:
+        work = partial(token_buckets.set_share, token_id, limit, self._peers.own_lease, calls)
+        return await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
+
+    def end(self, token_id: int) -> None:
+        self._concurrency[token_id].calls -= 1
+
+    async def reduce_regularly(self) -> None:
+        """Give concurrent calls back that this gateway does not need. A gateway without calls does nothing."""
+        while True:
+            await self._has_calls.wait()
+            await asyncio.sleep(REDUCED_SECONDS)
+            await self._reduce()
+            if not self._concurrency:
+                self._has_calls.clear()
+
+    async def _reduce(self) -> None:
+        """Give back what no call has needed since the last time."""
+        for token_id, concurrency in list(self._concurrency.items()):
+            async with concurrency.lock:
+                needed, before = max(concurrency.peak, concurrency.calls), concurrency.share
+                concurrency.peak = concurrency.calls
+                if needed >= before and needed:
+                    continue
+                concurrency.share = needed  # first here, so that no call uses what the row has no more
+                try:
+                    if before:
+                        await self._set_share(token_id, concurrency.limit, needed)
+                except Error as error:
+                    concurrency.share = before
+                    logger.warning("calls of a token cannot be given back (%s)", str(error).strip())
+                    continue
+                if not (concurrency.calls or concurrency.waiting or concurrency.share):
+                    del self._concurrency[token_id]
+
+    # Give back ------------------------------------------------------------------------------------------------------
+
     async def give_back_regularly(self) -> None:
         while True:
             await asyncio.sleep(BORROWED_SECONDS)
@@ -113,3 +215,7 @@ class Shares:
 
 def _refusal(limit: int, seconds: float) -> TooManyCallsError:
     return TooManyCallsError(f"Too many calls a minute (limit {limit}). Try again in {seconds:.1f} s.", seconds)
+
+
+def _concurrency_refusal(limit: int) -> TooManyCallsError:
+    return TooManyCallsError(f"Too many concurrent calls (limit {limit}). Try again when one of them has ended.", 1.0)

@@ -11,7 +11,7 @@ from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall, Node
 from roster.models.members import GuildMember, MemberExtras, MemberGroup, PortAllocation, StatusChange, Tool
 from roster.models.sessions import ClientSession
-from roster.models.tokens import Token, TokenBucket, TokenClient, TokenLimit
+from roster.models.tokens import Token, TokenBucket, TokenClient, TokenLimit, TokenShare
 
 __all__ = [
     "Agent",
@@ -33,5 +33,6 @@ __all__ = [
     "TokenBucket",
     "TokenClient",
     "TokenLimit",
+    "TokenShare",
     "Tool",
 ]

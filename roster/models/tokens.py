@@ -219,3 +219,20 @@ class TokenBucket(models.Model):
 
     def __str__(self) -> str:
         return f"bucket of {self.token_id}"
+
+
+class TokenShare(models.Model):
+    """How many concurrent calls of a token the gateway of one runtime may have, in a hall with several nodes.
+
+    The shares of all living runtimes together are never more than the token's `max_in_flight`.
+    """
+
+    token = models.ForeignKey(Token, on_delete=models.CASCADE, related_name="shares")
+    lease_id = models.UUIDField(help_text="The lease of the runtime.")
+    calls = models.PositiveIntegerField(help_text="The number of concurrent calls.")
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["token", "lease_id"], name="one_share_per_token_and_lease")]
+
+    def __str__(self) -> str:
+        return f"{self.calls} concurrent calls of {self.token_id}"

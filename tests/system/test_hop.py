@@ -12,7 +12,7 @@ import psutil
 import pytest
 import requests
 
-from roster.models import Call, GuildMember
+from roster.models import Call, GuildMember, TokenShare
 from tests.conftest import ROOT, eventually
 from tests.support.agents import GatewayClient, MessageStream, make_token, messages_of
 from tests.support.hall import PATIENCE, wait_for_status
@@ -186,6 +186,23 @@ def test_the_limit_of_a_token_counts_the_calls_at_all_gateways_together(machines
     refilled = watch.elapsed * limit / 60 + 1
     assert set(statuses) == {200, 429}
     assert limit * 0.9 <= statuses.count(200) <= limit + refilled
+
+
+def test_all_gateways_together_run_no_more_concurrent_calls_than_the_token_may(machines: list[Machine]) -> None:
+    agent = Everywhere(machines, make_token(max_in_flight=2)).begin()
+    for machine, client in zip(machines, agent.clients, strict=True):  # each gateway knows the others
+        shares = TokenShare.objects.filter(lease_id=machine.row.lease_id)
+        eventually(lambda client=client, shares=shares: client.text("one__count") and shares.exists(), within=PATIENCE)
+    params = {"name": "one__wait", "arguments": {}, "_meta": {"progressToken": 5}}
+    message = {"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": params}
+    with agent.clients[0].stream(message) as first, agent.clients[1].stream({**message, "id": 10}) as second:
+        for stream in (first, second):
+            stream.until("notifications/progress")
+        refused = agent.clients[2].send("tools/call", name="one__count", arguments={})
+        assert refused.status_code == 429
+        assert "Too many concurrent calls (limit 2)" in refused.text
+        first.close()
+        eventually(lambda: agent.clients[2].send("tools/call", name="one__count", arguments={}).ok, within=PATIENCE)
 
 
 def test_an_ended_session_is_over_at_every_node(machines: list[Machine]) -> None:

@@ -264,7 +264,16 @@ def test_modules_of_the_runtime_import_only_models_from_the_web(module: str) -> 
         for name in (
             *("AgentEvent", "AgentMessage", "Agent", "Token", "CallRollup", "CallTotal"),
             *("ClientSession", "GuildMember", "Hall", "MemberExtras", "Node"),
-            *("Call", "PortAllocation", "StatusChange", "TokenBucket", "TokenClient", "TokenLimit", "Tool"),
+            *(
+                "Call",
+                "PortAllocation",
+                "StatusChange",
+                "TokenBucket",
+                "TokenClient",
+                "TokenLimit",
+                "TokenShare",
+                "Tool",
+            ),
         )
     }
 

@@ -28,6 +28,8 @@ class Bucket:
         self.calls = LIMIT
         self.borrowed: list[int] = []
         self.is_away = False
+        self.shares: dict[uuid.UUID, int] = {}
+        self.changes = 0
 
     def borrow(self, token_id: int, limit: int, wanted: int, unused: int) -> tuple[int, float]:
         if self.is_away:
@@ -40,6 +42,14 @@ class Bucket:
 
     def give_back(self, token_id: int, limit: int, unused: int) -> None:
         self.calls += unused
+
+    def set_share(self, token_id: int, limit: int, lease_id: uuid.UUID, wanted: int) -> int:
+        if self.is_away:
+            raise OperationalError("no connection")
+        self.changes += 1
+        taken = sum(calls for lease, calls in self.shares.items() if lease != lease_id)
+        self.shares[lease_id] = min(wanted, limit - taken)
+        return self.shares[lease_id]
 
 
 @pytest.fixture
@@ -175,3 +185,125 @@ def test_a_token_without_a_limit_needs_no_share(bucket: Bucket) -> None:
 def test_only_a_hall_with_several_gateways_needs_shares() -> None:
     assert make_shares().are_needed
     assert not Shares(Peers(uuid.uuid4())).are_needed
+
+
+# Concurrent calls -------------------------------------------------------------------------------------------------
+
+BOB = Principal(1, "ann", token_id=11, limits=Limits(max_in_flight=10))
+
+
+async def begin_calls(gateway: Shares, most: int, principal: Principal = BOB) -> int:
+    """Begin calls until one is refused."""
+    for number in range(most):
+        try:
+            assert await gateway.begin(principal)
+        except TooManyCallsError:
+            return number
+    return most
+
+
+async def reduce(gateway: Shares) -> None:
+    """Let the seconds pass after which a gateway gives back what it does not need."""
+    await gateway._reduce()
+    await gateway._reduce()
+
+
+def test_all_gateways_together_have_as_many_concurrent_calls_as_the_token_may(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        assert [await begin_calls(gateway, 4) for gateway in gateways] == [4, 4, 2]
+        with pytest.raises(TooManyCallsError, match=r"Too many concurrent calls \(limit 10\)"):
+            await gateways[0].begin(BOB)
+
+    run(use)
+
+
+def test_one_gateway_alone_may_have_all_of_them(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        assert await begin_calls(gateways[1], 20) == 10
+
+    run(use)
+
+
+def test_what_a_gateway_does_not_need_goes_to_the_others(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        first, second, _ = gateways
+        await begin_calls(first, 10)
+        for _ in range(7):
+            first.end(11)
+        assert await begin_calls(second, 1) == 0  # the first one has not given them back yet
+        await reduce(first)
+        await asyncio.sleep(shares.REFUSED_SECONDS)
+        assert await begin_calls(second, 20) == 7
+        assert await begin_calls(first, 1) == 0
+
+    run(use)
+
+
+def test_a_call_waits_until_another_gateway_gives_back_what_it_does_not_need(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        first, second, third = gateways
+        regularly = [asyncio.ensure_future(gateway.reduce_regularly()) for gateway in gateways]
+        one_call = Principal(1, "ann", token_id=11, limits=Limits(max_in_flight=1))
+        for gateway in (first, second, third, first):
+            assert await gateway.begin(one_call)
+            gateway.end(11)
+        for task in regularly:
+            task.cancel()
+
+    run(use)
+
+
+def test_calls_in_turn_cost_the_database_nothing_after_the_first(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        for _ in range(50):
+            await gateways[0].begin(BOB)
+            gateways[0].end(11)
+        assert bucket.changes == 1
+        await reduce(gateways[0])
+        assert list(bucket.shares.values()) == [0]
+        assert gateways[0]._concurrency == {}
+
+    run(use)
+
+
+def test_concurrent_calls_that_begin_together_ask_once(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        results = await asyncio.gather(*(gateways[0].begin(BOB) for _ in range(12)), return_exceptions=True)
+        assert results.count(True) == 10
+        assert sum(isinstance(result, TooManyCallsError) for result in results) == 2
+        assert bucket.changes <= 3
+
+    run(use)
+
+
+def test_a_changed_limit_of_concurrent_calls_counts_at_once(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        await begin_calls(gateways[0], 10)
+        narrow = Principal(1, "ann", token_id=11, limits=Limits(max_in_flight=3))
+        assert await begin_calls(gateways[0], 1, narrow) == 0
+        for _ in range(8):
+            gateways[0].end(11)
+        await asyncio.sleep(shares.REFUSED_SECONDS)
+        assert await begin_calls(gateways[0], 5, narrow) == 1
+
+    run(use)
+
+
+def test_without_the_database_the_gateway_counts_concurrent_calls_itself(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        await begin_calls(gateways[0], 2)
+        bucket.is_away = True
+        assert await gateways[0].begin(BOB) is False
+        gateways[0].end(11)
+        await reduce(gateways[0])
+        assert await gateways[0].begin(BOB)  # its share is as large as before
+
+    run(use)
+
+
+def test_a_token_without_this_limit_is_not_counted(bucket: Bucket) -> None:
+    async def use(gateways: list[Shares]) -> None:
+        assert await gateways[0].begin(ANN) is False
+        assert bucket.changes == 0
+
+    run(use)
