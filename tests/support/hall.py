@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import uuid
@@ -163,15 +162,14 @@ class Hall:
         return [port for port in range(self.port_range[0], self.port_range[1] + 1) if not ports.is_free(port)]
 
     def end(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self.processes:
-            try:
-                process.wait(12)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGTERM)
-                process.wait(10)
+        """Kill everything that was started here. Tests that are about the end of a hall stop it themselves."""
+        families = [member for process in self.processes if process.poll() is None for member in family(process)]
+        for process in families:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        wait_for_end_of(families, within=PATIENCE)
+        for started in self.processes:
+            started.wait(PATIENCE)
 
 
 @contextlib.contextmanager
@@ -184,6 +182,9 @@ def hall_in(folder: Path) -> Iterator[Hall]:
         yield hall
     finally:
         hall.end()
+        for process in hall.tagged_processes():  # those that are not descendants any more
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def family(process: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -226,7 +226,9 @@ def imported_modules(paths: Iterator[Path]) -> dict[str, set[str]]:
     own_packages = {"guildhall", "roster", "mcp_runtime", "tests", "bench"}
     importers: dict[str, set[str]] = {}
     for path in paths:
-        for node in ast.walk(WithoutTyping().visit(ast.parse(path.read_text()))):
+        text = path.read_text()
+        tree = ast.parse(text)
+        for node in ast.walk(WithoutTyping().visit(tree) if "TYPE_CHECKING" in text else tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names = [node.module]
