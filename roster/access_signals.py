@@ -13,7 +13,7 @@ from django.dispatch import receiver
 
 from roster.models import Call, GuildMember, Hall, MemberGroup, Token
 
-# Every login saves the user, but only `last_login`.
+# A login saves only the field `last_login` of the user, which changes no access.
 USER_FIELDS = {"is_active", "is_superuser", "username"}
 LINKS = (
     User.groups.through,

@@ -2,6 +2,7 @@
 
 The other node does everything that this one would do for its own members: it checks the rights of the token, keeps the
 questions and the session with the member, and writes the call into the call log. So this node keeps no state.
+It writes a call only if no other node knows of it, or if the other node ended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 logger = logging.getLogger("guildhall.gateway")
 
 OPEN_SECONDS = 5.0  # for another node to begin the stream of a GET
-GRACE_SECONDS = 2.0  # for the error of the other node, which has the same deadline and knows the reason
+# The wait after the deadline for the error of the other node. It has the same deadline, and knows the reason.
+GRACE_SECONDS = 2.0
 AGAIN_SECONDS = 0.2  # until the owner of the member is looked up again
 LOST_SECONDS = 12.0  # a node that ended loses its lease within this time after its connection broke
 PART_SECONDS = 30.0  # for the next part of a reply that is not a stream
@@ -76,7 +78,10 @@ class Forwarding:
         return True
 
     async def answer(self, post: Post, request: Request, message: Any, error: ElsewhereError) -> Answer | None:
-        """Forward one message that gets no stream, and return the answer. The rest is as in `reply`."""
+        """Forward one message that gets no stream, and return the answer.
+
+        Return None if the other node did not act on it. The rest is as in `reply`.
+        """
         response = await self._response(post, request, message, error, accept=mcp.JSON)
         if response is None:
             return None
@@ -201,7 +206,7 @@ class Forwarding:
             exchange.end()
 
     async def tell_others(self, verb: str, exchange: HttpExchange, message: Any = None) -> None:
-        """Forward a message without a response to all other nodes. Each may have a part of the client's session."""
+        """Forward a notification or a DELETE to all other nodes. Each may have a part of the client's session."""
         if peers := list(self._members.peers.reachable.values()):
             body = None if message is None else envelope.encode(message)
             await self._hop.tell_all(peers, verb, exchange.target, forwarded_headers(exchange.headers), body)

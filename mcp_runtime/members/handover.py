@@ -1,8 +1,8 @@
 """Which members a node takes, and which it gives away. Only a hall with several nodes needs this.
 
 `nodes.watch` and `nodes.placement` decide which node owns which member, and `rows.ownership` writes it into the
-rows. Each node decides for itself, from the same rows. If two nodes claim the same member, the row of the member has
-changed for one of them, which does not get it.
+rows. Each node decides for itself, from the same rows. If two nodes claim the same member, the first one
+changes its row. The second one sees that the row has changed, and does not get the member.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Handover:
         rows = {row.name: row for row in placeable(GuildMember.objects.filter(Q(node=None) | Q(node__in=gone)))}
         targets = {node.name: node for node in self._living if not node.is_draining}
         requested = {name: self._requested_target(row, targets) for name, row in rows.items() if row.requested_node_id}
-        # A requested move can be of a member with local state, if an operator has forced it. The state stays behind.
+        # If an operator forces it, even a member with local state moves. Its local data stays on the old node.
         placement = {name: target.name for name, target in requested.items() if target is not None}
         others = [row for name, row in rows.items() if name not in placement]
         placement |= place(map(facts_of, others), self._node_facts(others))
@@ -127,7 +127,7 @@ class Handover:
         return node.fence_is_on and self._watch.has_renewed(node.name)
 
     def _requested_target(self, row: GuildMember, targets: dict[str, Node]) -> Node | None:
-        """The node that was requested for the member. If it cannot own the member now, deletes the request: None."""
+        """The node that was requested for the member. If it cannot own it now, delete the request and return None."""
         target = next((node for node in targets.values() if node.pk == row.requested_node_id), None)
         if target is not None and row.node_labels <= set(target.labels) and target.folders.get(row.name):
             return target
@@ -147,7 +147,10 @@ def facts_of(row: Any) -> MemberFacts:
 
 
 def has_folder(node: Node, row: GuildMember) -> bool:
-    """Whether the node has the member's folder with the files of its last owner. Without these, any files are right."""
+    """Whether the node has the member's folder with the files of its last owner.
+
+    If the member has no node and no digest, any files are right.
+    """
     digest = node.folders.get(row.name)
     if row.node_id is None:
         return digest is not None and (not row.digest or digest == row.digest)
