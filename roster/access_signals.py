@@ -1,4 +1,4 @@
-"""Increase `Hall.access_version` when a row that decides access changes.
+"""Increase `Hall.access_version` after each change of a row that decides access.
 
 QuerySet.update sends no signals. Code that uses it on such rows must call `Hall.note_access_change()` as well.
 """

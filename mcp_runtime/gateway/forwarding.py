@@ -35,11 +35,12 @@ from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 logger = logging.getLogger("guildhall.gateway")
 
 OPEN_SECONDS = 5.0  # for another node to begin the stream of a GET
-# The wait after the deadline for the error of the other node. It has the same deadline, and knows the reason.
+# After the deadline, wait this long for the error of the other node. That node has the same deadline, and its error
+# contains the reason.
 GRACE_SECONDS = 2.0
 AGAIN_SECONDS = 0.2  # until the owner of the member is looked up again
 LOST_SECONDS = 12.0  # a node that ended loses its lease within this time after its connection broke
-PART_SECONDS = 30.0  # for the next part of a reply that is not a stream
+PART_SECONDS = 30.0  # for a whole short reply, or for the next part of a longer one. Not for streams
 WHOLE = 262_144  # bytes. A longer reply is relayed part by part
 RELAYED_HEADERS = ("content-type", "retry-after", "allow", "www-authenticate")
 
@@ -56,7 +57,7 @@ class Forwarding:
         """Forward the request of the POST, and relay the reply to its client.
 
         Return False if the other node did not act on it, and there is time to look for the member again. Raise
-        MethodError if the call has failed.
+        MethodError if the call failed before a reply began.
         """
         with post.exchange:
             response = await self._response(post, request, post.message, error)
@@ -206,7 +207,10 @@ class Forwarding:
             exchange.end()
 
     async def tell_others(self, verb: str, exchange: HttpExchange, message: Any = None) -> None:
-        """Forward a notification or a DELETE to all other nodes. Each may have a part of the client's session."""
+        """Forward to all other nodes what concerns the client's whole session. Each may have a part of it.
+
+        That is a notification, an answer to a question, `logging/setLevel` or a DELETE. Responses are ignored.
+        """
         if peers := list(self._members.peers.reachable.values()):
             body = None if message is None else envelope.encode(message)
             await self._hop.tell_all(peers, verb, exchange.target, forwarded_headers(exchange.headers), body)
