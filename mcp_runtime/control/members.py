@@ -96,6 +96,7 @@ MEMBER_VERBS: dict[str, Callable[..., None]] = {
 }
 # Verbs that are refused while an agent needs the member. They accept `force`.
 FORCIBLE_VERBS = ("stop", "restart", "disable")
+SHOWN_NODES = 5  # names in a sentence
 
 
 def require_startable(row: GuildMember) -> None:
@@ -215,21 +216,34 @@ def folder_notes(row: GuildMember) -> list[str]:
         return []
     owner = next((node for node in nodes if node.pk == row.node_id), None)
     living = [node for node in nodes if node.lease_id is not None]
-    concerned = [node for node in living if node == owner or row.node_labels <= set(node.labels)]
-    return [note for node in concerned if (note := _folder_note(row, node, owner))]
+    names: dict[str, list[str]] = {}
+    for node in living:
+        if (node == owner or row.node_labels <= set(node.labels)) and (note := _folder_note(row, node, owner)):
+            names.setdefault(note, []).append(repr(node.name))
+    return [note.format(nodes=_node_list(nodes), name=repr(row.name)) for note, nodes in names.items()]
+
+
+def _node_list(names: list[str]) -> str:
+    """`node 'a'`, or `nodes 'a', 'b' and 12 others`."""
+    if len(names) == 1:
+        return f"node {names[0]}"
+    if len(names) > SHOWN_NODES + 1:
+        names = [*names[:SHOWN_NODES], f"{len(names) - SHOWN_NODES} others"]
+    return f"nodes {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _folder_note(row: GuildMember, node: Node, owner: Node | None) -> str:
+    """A sentence with places for `nodes` and the `name` of the member. Empty if the node can run the member."""
     digest = node.folders.get(row.name)
     if digest is None:
-        return f"The folder of {row.name!r} is missing on node {node.name!r}."
+        return "The folder of {name} is missing on {nodes}."
     if node == owner or owner is None or not row.digest or digest == row.digest:
         return ""
     if not digest:
-        return f"The folder of {row.name!r} on node {node.name!r} is too large or has a faulty manifest."
+        return "The folder of {name} on {nodes} is too large or has a faulty manifest."
     return (
-        f"Node {node.name!r} has other files of {row.name!r} than node {owner.name!r}, which runs it. It cannot take "
-        "over the member until the files are equal."
+        f"The files of {{name}} on {{nodes}} differ from those on its node {owner.name!r}. "
+        "The member cannot move there until the files are equal."
     )
 
 

@@ -52,9 +52,9 @@ def _report(node: Node) -> NodeReport:
 class NodeAdmin(RuntimeRowAdmin):
     list_display = (
         *("name", "runtime", "members", "calls_per_minute", "cpu", "memory", "capacity"),
-        *("label_names", "host", "url", "version"),
+        *("label_names", "version"),
     )
-    fields = (*list_display, "process")
+    fields = (*list_display, "host", "address", "process")
     actions = [
         _action("drain_nodes", "Drain selected nodes", "Drain requested", nodes.drain),
         _action("undrain_nodes", "Undrain selected nodes", "Undrained", nodes.undrain),
@@ -80,15 +80,15 @@ class NodeAdmin(RuntimeRowAdmin):
         details += ["still holds its lease: start it again or remove it"] if report.holds_lease else []
         return format_html("{} {}", badge, ", ".join(details)) if details else badge
 
-    @admin.display(description="connected members")
+    @admin.display(description="members")
     def members(self, node: Node) -> str:
         return _text(_report(node).members)
 
-    @admin.display(description="calls in the last minute")
+    @admin.display(description="calls a minute")
     def calls_per_minute(self, node: Node) -> str:
         return _text(_report(node).calls_per_minute)
 
-    @admin.display(description="CPU (of one core)")
+    @admin.display(description="CPU")
     def cpu(self, node: Node) -> str:
         percent = _report(node).cpu_percent
         return present.NOTHING if percent is None else f"{percent:.1f} %"
@@ -101,6 +101,10 @@ class NodeAdmin(RuntimeRowAdmin):
     @admin.display(description="labels")
     def label_names(self, node: Node) -> str:
         return ", ".join(_report(node).labels) or present.NOTHING
+
+    @admin.display(description="URL for other nodes")
+    def address(self, node: Node) -> str:
+        return node.url or present.NOTHING
 
     @admin.display(description="process of the worker")
     def process(self, node: Node) -> str:

@@ -57,7 +57,9 @@ def annotations_of(liveness: Liveness) -> dict[str, Expression]:
     has_live_node = Q(node__in=liveness.live_ids)
     dead_node = When(~has_live_node & Q(node__isnull=False), then=F("node__name"))
     some_are_dead = liveness.live_ids and len(liveness.live_ids) < len(liveness.nodes)
-    state_is_local = Q(manifest__node__state="local") | Q(manifest__node__state__isnull=True, server_url="")
+    # The key may be missing, or have JSON's null, for which isnull is false.
+    has_no_state = Q(manifest__node__state__isnull=True) | Q(manifest__node__state=None)
+    state_is_local = Q(manifest__node__state="local") | (has_no_state & Q(server_url=""))
     local = When(~has_live_node & Q(node__isnull=False) & state_is_local, then=True)
     return {
         "runtime_is_alive": Case(When(has_live_node, then=True), default=False, output_field=BooleanField()),

@@ -222,7 +222,7 @@ def test_nodes_that_lack_a_members_folder_or_have_other_files_of_it_are_named(an
     add_node("stopped", {}, lease_id=None)
     assert folder_notes(anna) == [
         "The folder of 'anna' is missing on node 'b'.",
-        "Node 'c' has other files of 'anna' than node 'a', which runs it. It cannot take over the member until the "
+        "The files of 'anna' on node 'c' differ from those on its node 'a'. The member cannot move there until the "
         "files are equal.",
         "The folder of 'anna' on node 'e' is too large or has a faulty manifest.",
     ]
@@ -233,7 +233,15 @@ def test_a_node_without_the_labels_of_a_member_needs_no_folder(anna: GuildMember
     anna.node, anna.manifest = add_node("a", {}, labels=[]), {**anna.manifest, "node": {"labels": ["gpu"]}}
     add_node("b", {}, labels=["eu"])
     add_node("c", {}, labels=["eu", "gpu"])
-    assert folder_notes(anna) == [f"The folder of 'anna' is missing on node '{name}'." for name in "ac"]
+    assert folder_notes(anna) == ["The folder of 'anna' is missing on nodes 'a' and 'c'."]
+
+
+@pytest.mark.usefixtures("several_nodes")
+def test_many_nodes_without_a_members_folder_are_one_sentence(anna: GuildMember) -> None:
+    for number in range(10, 22):
+        add_node(f"n{number}", {})
+    names = ", ".join(f"'n{number}'" for number in range(10, 15))
+    assert folder_notes(anna) == [f"The folder of 'anna' is missing on nodes {names} and 7 others."]
 
 
 @pytest.mark.usefixtures("several_nodes")

@@ -114,6 +114,27 @@ def test_the_roster_names_the_node_that_does_not_answer(page: Client, runtime: N
     assert "The node &#x27;b&#x27; that owns this member does not answer." in html(page.get("/admin/"))
 
 
+@pytest.mark.parametrize(
+    ("manifest", "is_local"),
+    [
+        ({}, True),
+        ({"node": {"state": None, "labels": []}}, True),  # as the hall stores it
+        ({"node": {"state": "local"}}, True),
+        ({"node": {"state": "none"}}, False),
+        ({"node": {"state": "shared"}}, False),
+        ({"url": "https://example.org/mcp"}, False),
+    ],
+)
+def test_the_roster_says_that_local_state_keeps_a_member_on_a_node_that_does_not_answer(
+    page: Client, runtime: None, manifest: dict[str, Any], is_local: bool
+) -> None:
+    node = add_node("b", is_alive=False)
+    make_member("example", status="connected", node=node, manifest=manifest, server_url=manifest.get("url", ""))
+    text = html(page.get("/admin/"))
+    assert ("because the member keeps local state there" in text) is is_local
+    assert ("Another node takes the member over" in text) is not is_local
+
+
 def test_without_a_live_runtime_old_errors_are_hidden_but_invalid_manifests_are_shown(page: Client) -> None:
     make_member("crashed", status="error", last_error="ended long ago")
     make_member("faulty", manifest_error="no transport")
