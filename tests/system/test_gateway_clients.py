@@ -5,15 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import queue
-import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import httpx2
 import psutil
 import pytest
 from django.db import connections
@@ -24,115 +19,8 @@ from roster.models import Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import GatewayClient, MessageStream, is_up, kill, make_token, wait_for_roster
 from tests.support.hall import PATIENCE, Hall, call, member, wait_for_status
-from tests.support.real_servers.__init__ import NODE, SERVERS, SUITE, python
-
-
-@dataclass
-class Client:
-    """The functions of a client that these tests use, whichever SDK it has."""
-
-    tools: Callable[[], Awaitable[list[str]]]
-    text: Callable[[str, dict[str, Any]], Awaitable[str]]
-    progress: Callable[[str, dict[str, Any]], Awaitable[list[float]]]
-
-
-@asynccontextmanager
-async def python_sdk(url: str, token: str, mode: str, **options: Any) -> AsyncIterator[Client]:
-    from mcp import Client as SdkClient
-    from mcp.client.streamable_http import streamable_http_client
-
-    http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=30, trust_env=False)
-    async with http, SdkClient(streamable_http_client(url, http_client=http), mode=mode, **options) as client:
-
-        async def tools() -> list[str]:
-            return [tool.name for tool in (await client.list_tools(cache_mode="refresh")).tools]
-
-        async def text(name: str, arguments: dict[str, Any]) -> str:
-            return str((await client.call_tool(name, arguments)).content[0].text)
-
-        async def progress(name: str, arguments: dict[str, Any]) -> list[float]:
-            values: list[float] = []
-
-            async def on_progress(value: float, total: float | None, message: str | None) -> None:
-                values.append(value)
-
-            await client.call_tool(name, arguments, progress_callback=on_progress)
-            return values
-
-        wrapper = Client(tools, text, progress)
-        wrapper.sdk = client  # type: ignore[attr-defined]
-        yield wrapper
-
-
-@asynccontextmanager
-async def fastmcp(url: str, token: str, mode: str) -> AsyncIterator[Client]:
-    from fastmcp import Client as FastClient
-    from fastmcp.client.transports import StreamableHttpTransport
-
-    transport = StreamableHttpTransport(url, headers={"Authorization": f"Bearer {token}"})
-    async with FastClient(transport, mode=mode) as client:
-
-        async def tools() -> list[str]:
-            return [tool.name for tool in await client.list_tools(cache_mode="refresh")]
-
-        async def text(name: str, arguments: dict[str, Any]) -> str:
-            return str((await client.call_tool(name, arguments)).content[0].text)
-
-        async def progress(name: str, arguments: dict[str, Any]) -> list[float]:
-            values: list[float] = []
-
-            async def on_progress(value: float, total: float | None, message: str | None) -> None:
-                values.append(value)
-
-            await client.call_tool(name, arguments, progress_handler=on_progress)
-            return values
-
-        yield Client(tools, text, progress)
-
-
-@asynccontextmanager
-async def typescript(url: str, token: str, kind: str) -> AsyncIterator[Client]:
-    if not NODE.exists():
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)("make conformance-suite installs it")
-    process = await asyncio.create_subprocess_exec(
-        *(str(NODE), str(SERVERS / "typescript_client.mjs"), url, token, kind),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "SDK_ROOT": str(SUITE)},
-    )
-    assert process.stdin
-    assert process.stdout
-
-    async def ask(*command: Any) -> Any:
-        process.stdin.write(json.dumps(command).encode() + b"\n")  # type: ignore[union-attr]
-        response = json.loads(await process.stdout.readline())  # type: ignore[union-attr]
-        assert not isinstance(response, dict), response
-        return response
-
-    try:
-        assert json.loads(await process.stdout.readline()) == "ready"
-        yield Client(
-            lambda: ask("list"),
-            lambda name, arguments: ask("call", name, arguments),
-            lambda name, arguments: ask("progress", name, arguments),
-        )
-        process.stdin.close()
-        await asyncio.wait_for(process.wait(), 10)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-CLIENTS = {
-    "python-auto": (python_sdk, "auto"),
-    "python-legacy": (python_sdk, "legacy"),
-    "fastmcp-auto": (fastmcp, "auto"),
-    "fastmcp-legacy": (fastmcp, "legacy"),
-    "typescript-1": (typescript, "sdk"),
-    "typescript-2": (typescript, "legacy"),
-    "typescript-2-auto": (typescript, "auto"),
-}
+from tests.support.real_servers.__init__ import python
+from tests.support.sdk_clients import all_clients, python_sdk, use_python_server
 
 
 def run_and_close_connections(work: Callable[[], None]) -> None:
@@ -159,25 +47,10 @@ def test_clients_list_tools_call_them_and_survive_restarts_of_member_and_runtime
         eventually(lambda: is_up(hall), within=20)
 
     async def use_clients() -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            clients = {}
-            for name, (kind, mode) in CLIENTS.items():
-                path = "/mcp/real" if name.endswith("legacy") else "/mcp"
-                url = f"http://127.0.0.1:{hall.gateway_port}{path}"
-                clients[name] = (
-                    await stack.enter_async_context(kind(url, token, mode)),
-                    "" if path != "/mcp" else "real__",
-                )
-
-            async def use_client(name: str) -> None:
-                client, prefix = clients[name]
-                assert sorted(await client.tools()) == [f"{prefix}{tool}" for tool in ("add", "count", "fail")], name
-                assert await client.text(f"{prefix}add", {"a": 2, "b": 3}) == "5", name
-                assert await client.progress(f"{prefix}count", {"to": 3}) == [1, 2, 3], name
-
+        async with all_clients(f"http://127.0.0.1:{hall.gateway_port}", token, "real") as clients:
             for disturb in (lambda: None, lambda: kill("real"), restart_runtime):
                 await asyncio.to_thread(run_and_close_connections, disturb)
-                await asyncio.gather(*map(use_client, clients))
+                await asyncio.gather(*(use_python_server(name, *client) for name, client in clients.items()))
 
     asyncio.run(asyncio.wait_for(use_clients(), 55))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 import socket
@@ -11,13 +12,16 @@ from collections.abc import Callable
 import psutil
 import pytest
 import requests
+from django.db import connections
 
 from roster.models import Call, GuildMember, TokenShare
 from tests.conftest import ROOT, eventually
-from tests.support.agents import GatewayClient, MessageStream, make_token, messages_of
+from tests.support.agents import GatewayClient, MessageStream, make_token, messages_of, wait_for_roster
 from tests.support.hall import PATIENCE, wait_for_status
 from tests.support.machine import Stopwatch
-from tests.support.nodes import Machine, on_postgresql, owner_of, wait_for_folders
+from tests.support.nodes import MOVABLE, Machine, on_postgresql, owner_of, wait_for_folders
+from tests.support.real_servers.__init__ import python
+from tests.support.sdk_clients import all_clients, use_python_server
 
 pytestmark = [pytest.mark.services, on_postgresql]
 COUNTER = ROOT / "tests" / "support" / "servers" / "counter.py"
@@ -251,6 +255,34 @@ def test_members_move_while_agents_call_them_and_no_call_fails(machines: list[Ma
             if moves.exists():
                 break
         assert moves.exists()
+
+
+def test_clients_of_other_authors_use_a_member_of_another_node_while_it_moves(
+    make_node: Callable[[str], Machine],
+) -> None:
+    first, second, third = nodes = [make_node(name) for name in ("first", "second", "third")]
+    for machine in nodes:
+        machine.add("real", **python("python_sdk.py"), node=MOVABLE)
+        machine.run()
+    wait_for_folders(*nodes)
+    wait_for_roster(third, "real")
+    token = make_token()
+
+    def move(target: Machine) -> None:
+        assert first.manage("move_member", "real", target.name).returncode == 0
+        eventually(
+            GuildMember.objects.filter(name="real", node__name=target.name, status="connected").exists, within=PATIENCE
+        )
+        connections.close_all()
+
+    async def use_clients() -> None:
+        async with all_clients(f"http://127.0.0.1:{third.gateway_port}", token, "real") as clients:
+            for target in (None, second, third):
+                if target is not None:
+                    await asyncio.to_thread(move, target)
+                await asyncio.gather(*(use_python_server(name, *client) for name, client in clients.items()))
+
+    asyncio.run(asyncio.wait_for(use_clients(), 90))
 
 
 def port_is_open(port: int) -> bool:
