@@ -41,6 +41,7 @@
 -- has: roster 0024_agents_of_nodes
 -- has: roster 0025_required_migration
 -- has: roster 0026_token_shares
+-- has: roster 0027_roles
 -- has: sessions 0001_initial
 CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
 CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -90,14 +91,14 @@ CREATE INDEX "call_active" ON "roster_call" ("status", "id") WHERE "status" IN (
 CREATE INDEX "call_by_member" ON "roster_call" ("member_id", "id" DESC);
 CREATE INDEX "call_by_end" ON "roster_call" ("finished_at");
 CREATE INDEX "call_by_token" ON "roster_call" ("token_id", "id" DESC) WHERE "token_id" IS NOT NULL;
-CREATE TABLE "roster_agent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL UNIQUE, "direct" bool NOT NULL, "model" varchar(100) NOT NULL, "creator" varchar(200) NOT NULL, "created_at" datetime NOT NULL, "sdk_session_id" varchar(100) NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED);
-CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agent" ("created_by_id");
-CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agent" ("made_with_id");
-CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
-CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
 CREATE TABLE "roster_token" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "digest" varchar(64) NOT NULL UNIQUE, "hint" varchar(12) NOT NULL, "created_at" datetime NOT NULL, "expires_at" datetime NULL, "revoked_at" datetime NULL, "last_used_at" datetime NULL, "scope" varchar(10) NOT NULL, "calls_per_minute" integer unsigned NULL CHECK ("calls_per_minute" >= 0), "max_in_flight" integer unsigned NULL CHECK ("max_in_flight" >= 0), "made_with_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "token_scope_is_known" CHECK ("scope" IN ('all', 'members', 'tools')));
 CREATE INDEX "roster_token_made_with_id_4fae02b8" ON "roster_token" ("made_with_id");
 CREATE INDEX "roster_token_user_id_d68cc499" ON "roster_token" ("user_id");
+CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
+CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
+CREATE TABLE "roster_agent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL UNIQUE, "direct" bool NOT NULL, "model" varchar(100) NOT NULL, "creator" varchar(200) NOT NULL, "created_at" datetime NOT NULL, "sdk_session_id" varchar(100) NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agent" ("created_by_id");
+CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agent" ("made_with_id");
 CREATE TABLE "roster_token_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_token_tools" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE UNIQUE INDEX "roster_token_members_token_id_guildmember_id_4a31dfe6_uniq" ON "roster_token_members" ("token_id", "guildmember_id");
@@ -130,6 +131,7 @@ CREATE TABLE "roster_hall" ("id" smallint unsigned NOT NULL PRIMARY KEY CHECK ("
 CREATE TABLE "roster_node" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(64) NOT NULL UNIQUE, "lease_id" char(32) NULL UNIQUE, "host" varchar(255) NOT NULL, "pid" integer unsigned NULL CHECK ("pid" >= 0), "identity" varchar(100) NOT NULL, "started_at" datetime NULL, "heartbeat_at" datetime NULL, "version" varchar(50) NOT NULL, "capacity" integer unsigned NULL CHECK ("capacity" >= 0), "cpu_percent" real NULL, "memory_bytes" bigint NULL, "beat" bigint DEFAULT 0 NOT NULL, "fence_is_on" bool DEFAULT 0 NOT NULL, "folders" text DEFAULT '{}' NOT NULL CHECK ((JSON_VALID("folders") OR "folders" IS NULL)), "is_draining" bool DEFAULT 0 NOT NULL, "labels" text DEFAULT '[]' NOT NULL CHECK ((JSON_VALID("labels") OR "labels" IS NULL)), "url" varchar(300) DEFAULT '' NOT NULL, "agent_problem" text DEFAULT '' NOT NULL, "newest_migration" integer unsigned DEFAULT 0 NOT NULL CHECK ("newest_migration" >= 0));
 CREATE TABLE "roster_tokenshare" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "lease_id" char(32) NOT NULL, "calls" integer unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_share_per_token_and_lease" UNIQUE ("token_id", "lease_id"));
 CREATE INDEX "roster_tokenshare_token_id_c0e0e34c" ON "roster_tokenshare" ("token_id");
+CREATE TABLE "roster_role" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(64) NOT NULL UNIQUE, "group_id" integer NOT NULL UNIQUE REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "django_session" ("session_key" varchar(40) NOT NULL PRIMARY KEY, "session_data" text NOT NULL, "expire_date" datetime NOT NULL);
 CREATE INDEX "django_session_expire_date_a5c62663" ON "django_session" ("expire_date");
 INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0001_initial', datetime('now'));
@@ -175,4 +177,5 @@ INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0023_token
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0024_agents_of_nodes', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0025_required_migration', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0026_token_shares', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0027_roles', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', datetime('now'));

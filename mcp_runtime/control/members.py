@@ -18,7 +18,7 @@ from mcp_runtime.members import discovery
 from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.rows import lease
 from mcp_runtime.rows.database import short_transaction
-from roster.models import GuildMember, Hall, Node, Tool
+from roster.models import GuildMember, Hall, Node, Role, Tool
 
 
 def find_member(name: str) -> GuildMember:
@@ -82,7 +82,14 @@ def disable_member(row: GuildMember, *, force: bool = False) -> None:
 
 
 def reserve_member(row: GuildMember, groups: Iterable[Group]) -> None:
-    """Reserve the member for the users of these groups. Without groups it is for everybody who may call tools."""
+    """Reserve the member for the users of these groups. Without groups it is for everybody who may call tools.
+
+    Raises RequestRefusedError for a group that is a role. A change of somebody's role must not change which members
+    exist for them.
+    """
+    groups = list(groups)
+    if names := ", ".join(repr(role.name) for role in Role.objects.filter(group__in=groups)):
+        raise RequestRefusedError(f"members are reserved for groups that are not roles, and {names} is a role")
     row.groups.set(groups)
 
 

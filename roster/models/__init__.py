@@ -10,6 +10,7 @@ from roster.models.agents import Agent, AgentEvent, AgentMessage
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall, Node
 from roster.models.members import GuildMember, MemberExtras, MemberGroup, PortAllocation, StatusChange, Tool
+from roster.models.roles import Role
 from roster.models.sessions import ClientSession
 from roster.models.tokens import Token, TokenBucket, TokenClient, TokenLimit, TokenShare
 
@@ -28,6 +29,7 @@ __all__ = [
     "Node",
     "PortAllocation",
     "Preset",
+    "Role",
     "StatusChange",
     "Token",
     "TokenBucket",

@@ -77,7 +77,7 @@ class ShownStatusFilter(admin.SimpleListFilter):
 
 class GroupsForm(forms.Form):
     groups = forms.ModelMultipleChoiceField(
-        Group.objects.order_by("name"),
+        Group.objects.filter(role=None).order_by("name"),
         required=False,
         widget=forms.CheckboxSelectMultiple,
         help_text="Only users of these groups and superusers can use the member. If you choose no groups, all users "

@@ -28,8 +28,8 @@ class Command(HallCommand):
             raise CommandError(f"no group {', '.join(sorted(unknown))}; groups are made in the admin")
         try:
             member = find_member(options["member"])
+            reserve_member(member, groups)
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
-        reserve_member(member, groups)
         access = f"reserved for {', '.join(names)}" if names else "open to everybody who may call tools"
         self.stdout.write(f"{member.name} is {access}.")

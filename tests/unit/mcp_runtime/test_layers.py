@@ -263,7 +263,7 @@ def test_modules_of_the_runtime_import_only_models_from_the_web(module: str) -> 
         f"roster.models.{name}"
         for name in (
             *("AgentEvent", "AgentMessage", "Agent", "Token", "CallRollup", "CallTotal"),
-            *("ClientSession", "GuildMember", "Hall", "MemberExtras", "Node"),
+            *("ClientSession", "GuildMember", "Hall", "MemberExtras", "Node", "Role"),
             *(
                 "Call",
                 "PortAllocation",

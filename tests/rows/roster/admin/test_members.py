@@ -20,7 +20,7 @@ from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
 from roster.admin.members import screens as member_screens
-from roster.models import GuildMember, Node, StatusChange, Token, Tool
+from roster.models import GuildMember, Node, Role, StatusChange, Token, Tool
 from tests.support.admin import (
     ADD_TOKEN,
     ESCAPED,
@@ -386,6 +386,18 @@ def test_the_groups_of_a_member_are_chosen_on_their_own_page(page: Client, examp
     page.post(form, {})
     assert not example.groups.exists()
     assert LogEntry.objects.filter(change_message__startswith="Reserved for").count() == 2
+
+
+def test_a_member_cannot_be_reserved_for_a_role(page: Client, example: GuildMember) -> None:
+    group, role = Group.objects.create(name="writers"), Role.objects.get(name="caller")
+    form = reverse("admin:roster_guildmember_groups", args=[example.pk])
+    text = html(page.get(form))
+    assert "writers" in text
+    assert "caller" not in text
+
+    page.post(form, {"groups": [group.pk, role.group.pk]})
+
+    assert not example.groups.exists()
 
 
 def test_choosing_groups_needs_the_permission_to_change_members(
