@@ -17,6 +17,7 @@ from django.urls import URLPattern, path, reverse
 
 from mcp_runtime.control.calls import calls_of_last_hour
 from mcp_runtime.control.members import visible_tools
+from roster import roles
 from roster.admin import live, present
 from roster.admin.members.verbs import (
     Verb,
@@ -125,13 +126,15 @@ class RosterScreen(RuntimeRowAdmin):
         return [path("cards/", cards, name="roster_cards"), *super().get_urls()]
 
     def roster_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
-        """The page. Staff without the permission to view members get a message."""
+        """The page. Users without the permission to view members get a message."""
         context = {**self.admin_site.each_context(request), "title": "Roster", **(extra_context or {})}
         if self.has_view_permission(request):
             search = Search.of(request)
             tag = self._tag(request, search)  # first, so that a change meanwhile is requested again and not missed
             part = f"{reverse('admin:roster_cards')}?{search.as_query()}"
             context |= {**self._cards(request, search), "part": part, "etag": tag}
+        elif not roles.has_any_right(request.user):
+            context |= {"title": "No role", "is_without_rights": True}
         return TemplateResponse(request, "roster/page.html", context)
 
     def cards_view(self, request: HttpRequest) -> HttpResponse:

@@ -27,6 +27,7 @@ from tests.support.admin import (
     EVIL,
     LISTS,
     act,
+    allow,
     call_form,
     html,
     list_of,
@@ -76,7 +77,10 @@ def test_a_user_without_permissions_sees_no_list_and_no_page(
     assert client.get(page_of(full_hall[model])).status_code == 403
 
 
-def test_a_user_without_permissions_gets_an_empty_index(client: Client, bob: User) -> None:
+def test_the_first_page_names_the_permission_that_a_user_with_another_permission_lacks(
+    client: Client, bob: User
+) -> None:
+    allow(bob, "invoke_tool")
     client.force_login(bob)
 
     assert "do not have permission to view the roster" in html(client.get(reverse("admin:index")))
