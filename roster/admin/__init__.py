@@ -2,6 +2,7 @@
 
 members, calls, tools, tokens, agents   the screens of one noun each. `screens` has the class that Django registers
 nodes                           the machines that run the hall
+users, groups                   Django's screens of users and groups, with roles
 rows                            the base of these classes, for rows that people read and do not edit
 present, live                   formatting, and parts of pages that update automatically
 plots, statistics               figures of calls as plots
@@ -14,15 +15,19 @@ from __future__ import annotations
 
 from roster.admin.agents.screens import AgentAdmin
 from roster.admin.calls.screens import CallAdmin
+from roster.admin.groups import HallGroupAdmin
 from roster.admin.members.history import PortAllocationAdmin, StatusChangeAdmin
 from roster.admin.members.screens import MemberAdmin
 from roster.admin.nodes import NodeAdmin
 from roster.admin.tokens.screens import TokenAdmin
 from roster.admin.tools.screens import ToolAdmin
+from roster.admin.users import HallUserAdmin
 
 __all__ = [
     "AgentAdmin",
     "CallAdmin",
+    "HallGroupAdmin",
+    "HallUserAdmin",
     "MemberAdmin",
     "NodeAdmin",
     "PortAllocationAdmin",

@@ -4,11 +4,11 @@ A route without a row fails the test, and so does a row without a route. The row
 
     METHOD  route  required right  status with the right  status without it  [members tools nothing]
 
-The required right is `public`, `known` (an account, with staff status for the admin), `none`, `superuser`, or
+The required right is `public`, `known` (an active account, with or without a role), `none`, `superuser`, or
 permissions, with `|` between alternatives and `&` within one. VIEW_CALL is any permission that shows calls in the
-admin. The ids in routes are rows of another user. The last three statuses are for tokens whose user has every
-permission: tokens for the member of the route, for its tool, and for nothing that exists. Methods without a row return
-only what GET returns.
+admin. The ids in routes are rows of another user, who may use a reserved member. So only superusers may change this
+user and the group of the member. The last three statuses are for tokens whose user has every permission: tokens for
+the member of the route, for its tool, and for nothing that exists. Methods without a row return only what GET returns.
 """
 
 from __future__ import annotations
@@ -127,18 +127,20 @@ GET   /admin/roster/tool/<path:object_id>/change/       view_tool|change_tool   
 POST  /admin/roster/tool/<path:object_id>/change/       none                                      -    403
 GET   /admin/roster/tool/<path:object_id>/              known                                     302  -
 
-GET   /admin/auth/group/                                superuser                                 200  403
-GET   /admin/auth/group/add/                            superuser                                 200  403
-GET   /admin/auth/group/<path:object_id>/history/       superuser                                 200  403
+GET   /admin/auth/group/                                view_group|change_group                   200  403
+GET   /admin/auth/group/add/                            add_group                                 200  403
+GET   /admin/auth/group/<path:object_id>/history/       view_group|change_group                   200  403
 GET   /admin/auth/group/<path:object_id>/delete/        superuser                                 200  403
-GET   /admin/auth/group/<path:object_id>/change/        superuser                                 200  403
+GET   /admin/auth/group/<path:object_id>/change/        view_group|change_group                   200  403
 GET   /admin/auth/group/<path:object_id>/               known                                     302  -
 GET   /admin/auth/user/<id>/password/                   superuser                                 200  403
-GET   /admin/auth/user/                                 superuser                                 200  403
-GET   /admin/auth/user/add/                             superuser                                 200  403
-GET   /admin/auth/user/<path:object_id>/history/        superuser                                 200  403
+GET   /admin/auth/user/                                 view_user|change_user                     200  403
+GET   /admin/auth/user/add/                             add_user&change_user                      200  403
+POST  /admin/auth/user/add/                             add_user&change_user                      200  403
+GET   /admin/auth/user/<path:object_id>/history/        view_user|change_user                     200  403
 GET   /admin/auth/user/<path:object_id>/delete/         superuser                                 200  403
-GET   /admin/auth/user/<path:object_id>/change/         superuser                                 200  403
+GET   /admin/auth/user/<path:object_id>/change/         view_user|change_user                     200  403
+POST  /admin/auth/user/<path:object_id>/change/         superuser                                 200  403
 GET   /admin/auth/user/<path:object_id>/                known                                     302  -
 """
 

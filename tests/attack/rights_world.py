@@ -16,6 +16,7 @@ from django.utils import timezone
 
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
+from roster import roles
 from roster.models import (
     Agent,
     AgentEvent,
@@ -25,6 +26,7 @@ from roster.models import (
     Node,
     PortAllocation,
     Preset,
+    Role,
     StatusChange,
     Token,
     TokenClient,
@@ -50,7 +52,7 @@ WORDS: dict[str, Set[str]] = {
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
     "word-of-hidden-tool": NOBODY,
 }
-MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "node", "agent", "token")
+MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "node", "agent", "token", "user", "group")
 VERBS = ("view", "change", "add", "delete")
 PERMISSIONS = ("invoke_tool", "control_member", *(f"{verb}_{model}" for model in MODELS for verb in VERBS))
 
@@ -151,8 +153,8 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
 
 
 def _user(name: str, permissions: Iterable[str] = (), **columns: Any) -> User:
-    user = User.objects.create_user(name, is_staff=True, **columns)
-    rows = Permission.objects.filter(codename__in=permissions, content_type__app_label="roster")
+    user = User.objects.create_user(name, **columns)
+    rows = Permission.objects.filter(codename__in=permissions, content_type__app_label__in=("roster", "auth"))
     user.user_permissions.set(rows)
     assert rows.count() == len(list(permissions))
     return user
@@ -185,7 +187,8 @@ class People:
             _with_invalid_token(full, "revoked", revoked_at=past),
             _with_invalid_token(full, "expired", expires_at=past),
         ]
-        self.everybody = [self.nothing, self.full, self.root, self.anonymous, _inactive(), *invalid]
+        with_roles = [_with_role(role) for role in Role.objects.all()]
+        self.everybody = [self.nothing, self.full, self.root, self.anonymous, _inactive(), *with_roles, *invalid]
         scopes: list[dict[str, Any]] = [
             {"scope": "members", "members": [world.member]},
             {"scope": "tools", "tools": list(world.member.tools.all())},
@@ -202,6 +205,13 @@ class People:
         labels = sorted(key) if len(key) < 4 else ["all", "but", *sorted(set(PERMISSIONS) - key)]
         who.name = " ".join(labels)
         return who
+
+
+def _with_role(role: Role) -> Who:
+    user = _user(f"a {role}")
+    roles.set_role(user, role)
+    permissions = frozenset(permission.partition(".")[2] for permission in roles.permissions_of_role(role.name))
+    return _with_session_and_token(user, permissions)
 
 
 def _with_narrow_token(user: User, **scope: Any) -> Who:

@@ -1,0 +1,135 @@
+"""Users in the admin. An editor chooses the role of a user. Only superusers choose raw permissions and groups.
+
+`roster.roles` decides which users an editor may change, and which roles an editor may give.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, cast
+
+from django import forms
+from django.contrib import admin
+from django.contrib.auth.admin import UserAdmin
+from django.contrib.auth.forms import UserChangeForm, UserCreationForm
+from django.contrib.auth.models import Group, User
+from django.db.models import ManyToManyField, Model, QuerySet
+from django.http import HttpRequest
+
+from roster import roles
+from roster.admin import present
+from roster.admin.rows import SafeFilterAdmin
+from roster.models import Role
+
+ROLE_HELP = (
+    "A viewer sees members and tools. A caller also calls tools and creates tokens. An operator also starts and stops "
+    "members and sees all calls. An admin also reserves members and manages users and groups."
+)
+ADVANCED_HELP = "Most users need only a role. These rights add to it. Only superusers can change them."
+
+admin.site.unregister(User)
+
+
+class RoleForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class cannot be subscripted at run time
+    """A form with the roles that the editor may give. A subclass for each request has the editor."""
+
+    editor: ClassVar[User]
+
+    role = forms.ModelChoiceField(
+        Role.objects.none(), required=False, to_field_name="name", empty_label="no role", help_text=ROLE_HELP
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        field: Any = self.fields["role"]
+        offered = roles.roles_to_give(self.editor)
+        field.queryset = Role.objects.filter(pk__in=[role.pk for role in offered])
+        if self.instance.pk:
+            field.initial = roles.role_of(self.instance)
+        else:
+            field.initial = next((role for role in offered if role.name == roles.DEFAULT), None)
+
+
+class NewUserForm(RoleForm, UserCreationForm):  # type: ignore[type-arg]  # as above
+    pass
+
+
+class UserForm(RoleForm, UserChangeForm):  # type: ignore[type-arg]  # as above
+    pass
+
+
+class RoleFilter(admin.SimpleListFilter):
+    title = "role"
+    parameter_name = "role"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
+        return [*((name, name) for name in roles.NAMES), ("none", "no role")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[User]) -> QuerySet[User]:
+        match self.value():
+            case None:
+                return queryset
+            case "none":
+                return queryset.exclude(groups__in=Group.objects.exclude(role=None))
+            case name:
+                return queryset.filter(groups__role__name=name)
+
+
+@admin.register(User)
+class HallUserAdmin(SafeFilterAdmin, UserAdmin):  # type: ignore[type-arg]  # as above
+    add_form_template = None  # Django's template is for a field that this form does not have
+    add_form = NewUserForm
+    form = UserForm
+    list_display = ["username", "role", "first_name", "last_name", "email", "is_active"]
+    list_filter = [RoleFilter, "is_active", "is_superuser"]
+    readonly_fields = ["last_login", "date_joined"]
+    add_fieldsets = ((None, {"classes": ["wide"], "fields": ["username", "password1", "password2", "role"]}),)
+    fieldsets = (
+        (None, {"fields": ["username", "password", "role", "is_active"]}),
+        ("Personal info", {"fields": ["first_name", "last_name", "email"]}),
+        ("Important dates", {"fields": ["last_login", "date_joined"]}),
+    )
+    advanced = (
+        "Advanced",
+        {
+            "classes": ["collapse"],
+            "description": ADVANCED_HELP,
+            "fields": ["is_superuser", "is_staff", "groups", "user_permissions"],
+        },
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[User]:
+        users: QuerySet[User] = super().get_queryset(request)
+        return users.prefetch_related("groups__role")
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        fieldsets = super().get_fieldsets(request, obj)
+        return [*fieldsets, self.advanced] if obj is not None and request.user.is_superuser else fieldsets
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        form = super().get_form(request, obj, change=change, **kwargs)
+        return type(form.__name__, (form,), {"editor": request.user})
+
+    def formfield_for_manytomany(self, db_field: ManyToManyField[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
+        if db_field.name == "groups":
+            kwargs["queryset"] = Group.objects.filter(role=None)  # the field `role` has the others
+        return super().formfield_for_manytomany(db_field, request, **kwargs)
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        super().save_related(request, form, formsets, change)
+        # Afterwards, because the form's field of groups does not contain the roles, and so removes them.
+        roles.set_role(form.instance, form.cleaned_data["role"])
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return super().has_change_permission(request, obj) and _may_edit(request, obj)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return super().has_delete_permission(request, obj) and _may_edit(request, obj)
+
+    @admin.display(description="role")
+    def role(self, user: User) -> str:
+        return "superuser" if user.is_superuser else str(roles.role_of(user) or present.NOTHING)
+
+
+def _may_edit(request: HttpRequest, user: Any) -> bool:
+    """True without a user, for the list."""
+    return user is None or roles.may_edit_user(cast(User, request.user), user)
