@@ -5,12 +5,14 @@ from __future__ import annotations
 from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 
+from roster.models import Role
+
 
 def find_user(name: str) -> User:
     """The user. Raises CommandError if there is none, or if it is not active."""
     user = User.objects.filter(username=name).first()
     if user is None:
-        raise CommandError(f"no user {name!r}; make one with: manage.py createsuperuser")
+        raise CommandError(f"no user {name!r}; make one with: manage.py create_user {name}")
     if not user.is_active:
         raise CommandError(f"user {name!r} is not active")
     return user
@@ -24,3 +26,11 @@ def user_for_token(name: str | None) -> User:
     if first is None:
         raise CommandError("there is no superuser for the token; give --user")
     return first
+
+
+def find_role(name: str) -> Role:
+    """The role. Raises CommandError if the last migration did not make it."""
+    role = Role.objects.filter(name=name).select_related("group").first()
+    if role is None:
+        raise CommandError(f"the hall has no role {name!r} yet; run: manage.py prepare")
+    return role

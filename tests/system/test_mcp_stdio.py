@@ -294,7 +294,7 @@ def test_the_options_user_and_member_select_the_tools(peer: Peer, hall: Hall, pe
     assert member("one").status == "connected"
     eventually(lambda: Call.objects.filter(requested_by=bob, status="succeeded").exists())
     assert hall.manage("mcp_stdio", "--user", "nobody").stderr == (
-        "CommandError: no user 'nobody'; make one with: manage.py createsuperuser\n"
+        "CommandError: no user 'nobody'; make one with: manage.py create_user nobody\n"
     )
     assert "no member 'nobody' is in the roster" in hall.manage("mcp_stdio", "--member", "nobody").stderr
 

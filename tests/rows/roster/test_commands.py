@@ -19,6 +19,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.core.management import call_command
 from django.core.management.base import CommandError, OutputWrapper
 from django.db import connection, connections
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -26,9 +27,10 @@ from mcp_runtime.control.members import members_of_roster
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
 from mcp_runtime.security import principals
+from roster import roles
 from roster.management.commands import logs as logs_command
 from roster.management.commands.member import is_fulfilled
-from roster.models import Call, GuildMember, Node, PortAllocation, Token, Tool
+from roster.models import Call, GuildMember, Node, PortAllocation, Role, Token, Tool
 from tests.conftest import eventually
 from tests.support.leases import add_node, own_node
 
@@ -707,6 +709,50 @@ def test_reserve_sets_the_groups_and_removes_them(example: GuildMember) -> None:
     assert "open to everybody" in run("reserve", "example", "--everybody").out
     assert not example.groups.exists()
     assert "no member 'nobody'" in str(run("reserve", "nobody", "--everybody").failure)
+
+
+def test_reserve_refuses_roles(example: GuildMember) -> None:
+    failure = str(run("reserve", "example", "--groups", Role.objects.get(name="caller").group.name).failure)
+    assert failure == "members are reserved for groups that are not roles, and 'caller' is a role"
+    assert not example.groups.exists()
+
+
+# Users and roles --------------------------------------------------------------------------------------------------
+
+
+def test_create_user_prints_a_password_with_which_the_user_can_log_in(client: Client) -> None:
+    first_line, password = run("create_user", "bob").out.splitlines()
+    assert first_line.startswith("User bob has the role caller.")
+    assert password not in first_line
+    assert client.login(username="bob", password=password)
+    assert str(roles.role_of(User.objects.get(username="bob"))) == "caller"
+    assert run("create_user", "olga", "--role", "operator").out.startswith("User olga has the role operator.")
+    assert str(roles.role_of(User.objects.get(username="olga"))) == "operator"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["Bob"], "there is a user 'Bob' already"),
+        (["not a name"], "Enter a valid username."),
+        (["eve", "--role", "king"], "invalid choice: 'king'"),
+    ],
+)
+def test_create_user_makes_nobody_when_it_refuses(words: list[str], reason: str) -> None:
+    run("create_user", "bob")
+    assert reason in str(run("create_user", *words).failure)
+    assert [user.username for user in User.objects.all()] == ["bob"]
+
+
+def test_set_role_replaces_the_role_and_keeps_other_groups() -> None:
+    bob, writers = User.objects.create_user("bob"), Group.objects.create(name="writers")
+    bob.groups.add(writers)
+    assert run("set_role", "bob", "operator").out == "User bob has the role operator.\n"
+    assert run("set_role", "bob", "viewer").out == "User bob has the role viewer.\n"
+    assert {group.name for group in bob.groups.all()} == {"writers", "viewer"}
+    assert run("set_role", "bob", "none").out == "User bob has no role.\n"
+    assert list(bob.groups.all()) == [writers]
+    assert "no user 'nobody'" in str(run("set_role", "nobody", "viewer").failure)
 
 
 # Configuration of clients ------------------------------------------------------------------------------------------
