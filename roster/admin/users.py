@@ -25,6 +25,7 @@ ROLE_HELP = (
     "members and sees all calls. An admin also reserves members and manages users and groups."
 )
 ADVANCED_HELP = "Most users need only a role. These rights add to it. Only superusers can change them."
+OUT_OF_REACH = "You cannot change this user, because the user has rights that you do not have."
 
 admin.site.unregister(User)
 
@@ -103,7 +104,12 @@ class HallUserAdmin(SafeFilterAdmin, UserAdmin):  # type: ignore[type-arg]  # as
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fieldsets = super().get_fieldsets(request, obj)
-        return [*fieldsets, self.advanced] if obj is not None and request.user.is_superuser else fieldsets
+        if obj is None:
+            return fieldsets
+        if not self.has_change_permission(request, obj):  # without the button that sets a password
+            note = {} if _may_edit(request, obj) else {"description": OUT_OF_REACH}
+            return [(None, {"fields": ["username", "role", "is_active"], **note}), *fieldsets[1:]]
+        return [*fieldsets, self.advanced] if request.user.is_superuser else fieldsets
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         form = super().get_form(request, obj, change=change, **kwargs)

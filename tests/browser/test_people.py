@@ -1,0 +1,68 @@
+"""Users who are made in the browser or on the command line, and what they see after they log in."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.rig import BrowserHall, Visitor
+from tests.browser.screens import OVERFLOW
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
+
+SECRET = "a long secret"
+
+
+@pytest.fixture(scope="module")
+def hall(new_hall: BrowserHall) -> BrowserHall:
+    """The web alone, because users need no runtime."""
+    result = new_hall.manage("prepare")
+    assert result.returncode == 0, result.stderr
+    new_hall.serve_web()
+    return new_hall
+
+
+def log_in(visitor: Visitor, name: str, password: str) -> Page:
+    page = visitor.window(logged_in=False)
+    page.goto("/admin/")
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Log in").click()
+    return page
+
+
+def test_a_user_who_is_made_in_the_browser_logs_in_as_a_caller(page: Page, visitor: Visitor) -> None:
+    page.goto("/admin/auth/user/add/")
+    page.get_by_label("Username").fill("carl")
+    page.get_by_label("Password:", exact=True).fill(SECRET)
+    page.get_by_label("Password confirmation").fill(SECRET)
+    expect(page.get_by_label("Role")).to_have_value("caller")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("was added successfully")).to_be_visible()
+    expect(page.get_by_label("Superuser status")).not_to_be_visible()
+    page.get_by_text("Advanced").click()
+    expect(page.get_by_label("Superuser status")).to_be_visible()
+
+    callers_page = log_in(visitor, "carl", SECRET)
+
+    expect(callers_page.get_by_role("heading", name="Roster")).to_be_visible()
+    places = callers_page.get_by_label("Guild Hall")
+    expect(places.get_by_role("link", name="Tools")).to_be_visible()
+    expect(places.get_by_role("link", name="Tokens")).to_be_visible()
+    expect(places.get_by_role("link", name="Calls")).to_have_count(0)
+
+
+def test_a_user_of_the_command_line_whose_role_is_taken_is_told_whom_to_ask(
+    hall: BrowserHall, visitor: Visitor
+) -> None:
+    password = hall.manage("create_user", "dora", "--role", "viewer").stdout.splitlines()[-1]
+    page = log_in(visitor, "dora", password)
+    expect(page.get_by_role("search")).to_be_visible()
+
+    hall.manage("set_role", "dora", "none")
+    page.goto("/admin/")
+
+    expect(page.get_by_text("You are logged in as dora.")).to_be_visible()
+    expect(page.get_by_text("Ask an admin of this hall for a role.")).to_be_visible()
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate(OVERFLOW) <= 0
