@@ -5,6 +5,7 @@ api                    REST                    admin, admin_site, templates, sta
 management             commands                stdio                the relay of `manage.py mcp_stdio`
 monitoring             /healthz, /readyz, /metrics
 tokens, calls, presets, agent_config, diagnosis, snippets   shared by several of these
+roles                  the roles of users, and who may change which user
 access_signals, checks, middleware, database, json_field    extensions of Django
 
 `mcp_runtime` imports `roster.models` and nothing else from here. All requests to the runtime go through

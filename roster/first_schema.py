@@ -1,6 +1,6 @@
 """Create all tables of an empty SQLite database from one script, so that a first start is fast.
 
-`migrate` still runs, and creates content types and permissions. After adding migrations, write the script again:
+`migrate` still runs, and creates content types, permissions and roles. After adding migrations, write the script again:
 
     export GUILD_HALL_DATA_DIR=$(mktemp -d) && python manage.py migrate -v0 &&
       python manage.py shell -v0 -c "from roster import first_schema; first_schema.write()"
