@@ -1,5 +1,7 @@
 """Decides who may do what, for admin, REST, gateway and commands. No other module decides that.
 
+Only who may change which user is decided elsewhere, in `roster.roles`.
+
 A `Principal` is a snapshot of a user or a token with all its rights. `principals` creates it from the rows. Its methods
 make no query, so a list of a thousand tools costs nothing.
 
