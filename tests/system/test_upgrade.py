@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import subprocess
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
 from mcp_runtime.protocol import mcp
 from mcp_runtime.rows import migrations
 from mcp_runtime.runtime.worker import EX_CONFIG
 from roster.models import Call, GuildMember, Node
 from tests.conftest import ROOT, eventually
-from tests.support.agents import GatewayClient, make_token
-from tests.support.hall import PATIENCE, queue, wait_for_status
+from tests.support.hall import PATIENCE, wait_for_status
 from tests.support.nodes import GUARD, MOVABLE, Machine, on_postgresql, owner_of, wait_for_fences, wait_for_folders
+from tests.support.nodes_load import Load, contradictions, runs_of
 
 pytestmark = [pytest.mark.services, on_postgresql]
 NAMES = ("one", "two", "three", "four")
@@ -75,74 +71,6 @@ class Version:
             return machine.manage(*argv, timeout=120)
         finally:
             machine.root = before
-
-
-class Load:
-    """Agents at the gateways behind a load balancer, and calls in the queue. `end` returns what failed."""
-
-    def __init__(self, machines: list[Machine]) -> None:
-        self.in_service = list(machines)
-        self.failures: list[str] = []
-        self.count = Counter[str]()
-        self._end = threading.Event()
-        self._lock = threading.Lock()
-        self._busy = Counter[str]()
-        self._turns = itertools.count()
-        token = make_token()
-        self._threads = [threading.Thread(target=self._call_as_agent, args=(number, token)) for number in range(4)]
-        self._threads += [threading.Thread(target=self._queue)]
-        for thread in self._threads:
-            thread.start()
-
-    def take_out(self, machine: Machine) -> None:
-        """Send no new requests there, and wait for the others, as a load balancer does before an update."""
-        with self._lock:
-            self.in_service.remove(machine)
-        eventually(lambda: self._busy[machine.name] == 0, within=PATIENCE, what="its requests end")
-
-    def put_in(self, machine: Machine) -> None:
-        with self._lock:
-            self.in_service.append(machine)
-
-    def end(self) -> list[str]:
-        self._end.set()
-        for thread in self._threads:
-            thread.join()
-        return self.failures
-
-    def _call_as_agent(self, number: int, token: str) -> None:
-        """One session for all gateways, from the first request to the last."""
-        clients = {machine.name: GatewayClient(machine, token) for machine in self.in_service}
-        headers = next(iter(clients.values())).begin().http.headers
-        for client in clients.values():
-            client.http.headers.update(headers)
-        names = itertools.cycle(NAMES)
-        for turn in itertools.count():
-            if self._end.wait(0.02):
-                break
-            with self._lock:
-                machine = self.in_service[next(self._turns) % len(self.in_service)]
-                self._busy[machine.name] += 1
-            name, text = next(names), f"agent-{number}-{turn}"
-            try:
-                if clients[machine.name].text(f"{name}__echo", text=text) != text:
-                    self.failures.append(f"{machine.name}: {name}: another text than {text}")
-                self.count["agents"] += 1
-            except Exception as error:  # noqa: BLE001 - a thread of a test
-                self.failures.append(f"{machine.name}: {name}: {error}")
-            finally:
-                with self._lock:
-                    self._busy[machine.name] -= 1
-
-    def _queue(self) -> None:
-        names = itertools.cycle(NAMES)
-        while not self._end.wait(0.1):
-            try:
-                queue(next(names), "echo", {"text": "queued"})
-                self.count["queued"] += 1
-            except Exception as error:  # noqa: BLE001 - a thread of a test
-                self.failures.append(f"queue: {error}")
-        connection.close()
 
 
 @pytest.fixture
@@ -204,7 +132,7 @@ def add_contraction(version: Version) -> Path:
 def test_nodes_are_replaced_one_by_one_while_the_hall_runs_and_no_call_fails(
     machines: list[Machine], next_version: Version
 ) -> None:
-    load = Load(machines)
+    load = Load(machines, NAMES)
     try:
         prepared = next_version.manage(machines[0], "prepare")
         assert prepared.returncode == 0, prepared.stderr
@@ -216,23 +144,22 @@ def test_nodes_are_replaced_one_by_one_while_the_hall_runs_and_no_call_fails(
         assert f"without migration {migrations.newest() + 1:04}: {older}. Stop them" in refused.stderr
         path.unlink()
         # The old nodes serve with the tables of the new version.
-        after_migration = sum(load.count.values())
-        eventually(lambda: sum(load.count.values()) > after_migration + 100, within=PATIENCE, what="calls go on")
+        load.wait_for_calls(100)
         for machine in machines:
             replace(machine, next_version, load)
         add_contraction(next_version)
         contracted = next_version.manage(machines[0], "prepare")
         assert contracted.returncode == 0, contracted.stderr
         assert machines[0].manage("rebalance").returncode == 0
-        after_contraction = sum(load.count.values())
-        eventually(lambda: sum(load.count.values()) > after_contraction + 100, within=PATIENCE, what="calls go on")
+        load.wait_for_calls(100)
     finally:
         failures = load.end()
     assert failures == []
     eventually(lambda: not Call.objects.filter(finished_at=None).exists(), within=PATIENCE, what="all calls end")
     assert set(Call.objects.values_list("status", flat=True)) == {"succeeded"}
-    assert load.count["agents"] > 100
-    assert load.count["queued"] == Call.objects.filter(source=Call.Source.COMMAND).count() > 20
+    assert len(load.records) > 100
+    assert len(load.queued) == Call.objects.filter(source=Call.Source.COMMAND).count() > 20
+    assert contradictions(load, runs_of(machines, NAMES)) == []
     versions = set(Node.objects.values_list("version", "newest_migration"))
     assert versions == {("9.0.0", migrations.newest() + 1)}
     old = start_old_version(machines[0])

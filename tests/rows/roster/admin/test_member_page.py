@@ -235,7 +235,7 @@ def test_a_part_costs_the_same_number_of_queries_for_any_number_of_rows(
 @pytest.mark.usefixtures("several_nodes")
 def test_the_page_names_nodes_that_lack_the_folder(page: Client, anna: GuildMember) -> None:
     Node.objects.create(name="b", lease_id=uuid.uuid4())
-    assert "The folder of &#x27;anna&#x27; is missing on node &#x27;b&#x27;." in text_of(page.get(page_url(anna)))
+    assert "The folder of &#x27;anna&#x27; is missing on nodes &#x27;b&#x27; and &#x27;main&#x27;." in text_of(page.get(page_url(anna)))
 
 
 def test_the_page_has_a_limited_size(page: Client, anna: GuildMember) -> None:
