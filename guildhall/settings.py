@@ -104,6 +104,19 @@ def env_node_url(name: str) -> str:
     return text
 
 
+def env_web_url(name: str) -> str:
+    """Read the address under which people reach the web. It may have a path, as a prefix of all pages."""
+    text = os.environ.get(name, "").strip().removesuffix("/")
+    pattern = r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:(\d{1,5}))?(/[A-Za-z0-9._~-]+)*"
+    match = re.fullmatch(pattern, text)
+    if text and not (match and 0 < int(match[3] or 80) <= 65535):
+        raise ImproperlyConfigured(
+            f"{name}={text!r}: give http:// or https:// and a host, if needed with a port and a prefix, "
+            "e.g. https://hall.example.com."
+        )
+    return text
+
+
 def env_hosts(name: str) -> list[str]:
     hosts = env_list(name)
     for host in hosts:
@@ -201,6 +214,8 @@ def existing_secret_key(path: Path) -> str:
 GUILD_HALL_HOST = os.environ.get("GUILD_HALL_HOST", "").strip() or "127.0.0.1"
 GUILD_HALL_PORT = env_int("GUILD_HALL_PORT", 8000, 1, 65535)
 GUILD_HALL_GATEWAY_PORT = env_int("GUILD_HALL_GATEWAY_PORT", 8100, 1, 65535)
+# Where people reach the web, for links that the hall gives out. Empty if that is its own host and port.
+GUILD_HALL_WEB_URL = env_web_url("GUILD_HALL_WEB_URL")
 GUILD_HALL_PORT_RANGE = env_port_range("GUILD_HALL_PORT_RANGE")
 GUILD_HALL_MEMBERS_DIR = env_path("GUILD_HALL_MEMBERS_DIR", BASE_DIR / "guild-members")
 USER_UMASK = private_umask()
@@ -428,7 +443,7 @@ SPECTACULAR_SETTINGS = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"()": "mcp_runtime.system.console.LineFormatter"}},
+    "formatters": {"line": {"()": "roster.masked_log.MaskingFormatter"}},
     "filters": {"damage": {"()": "mcp_runtime.rows.database.DamageFilter"}},
     "handlers": {
         "console": {

@@ -9,6 +9,7 @@ of a member, a call or a token goes into the module of that noun, with a migrati
 from roster.models.agents import Agent, AgentEvent, AgentMessage
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall, Node
+from roster.models.invitations import Invitation
 from roster.models.members import GuildMember, MemberExtras, MemberGroup, PortAllocation, StatusChange, Tool
 from roster.models.roles import Role
 from roster.models.sessions import ClientSession
@@ -24,6 +25,7 @@ __all__ = [
     "ClientSession",
     "GuildMember",
     "Hall",
+    "Invitation",
     "MemberExtras",
     "MemberGroup",
     "Node",

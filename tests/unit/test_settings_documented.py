@@ -168,6 +168,11 @@ WRONG_VALUES = [
     *(("GUILD_HALL_NODE_LABELS", value) for value in ("two words", "gpu,a/b", "n" * 65)),
     *(("GUILD_HALL_NODE_URL", value) for value in ("node-b:8200", "http://node-b", "http://b:8200/x", "ftp://b:1")),
     *(("GUILD_HALL_NODE_URL", value) for value in ("http://b:0", "http://b:70000", "http://user@b:8200")),
+    *(("GUILD_HALL_WEB_URL", value) for value in ("hall.example.com", "ftp://hall", "http://a@b", "https://hall/?x")),
+    *(
+        ("GUILD_HALL_WEB_URL", value)
+        for value in ("http://hall:70000", "https://hall//", "https://hall/a b", "http://")
+    ),
     *((name, "/nowhere/at/all") for name in ("GUILD_HALL_NODE_CERTIFICATE", "GUILD_HALL_NODE_CA")),
     ("GUILD_HALL_NODE_CERTIFICATE", sys.executable),  # without an address that begins with https
     ("GUILD_HALL_TRUSTED_ORIGINS", "hall.example.com"),

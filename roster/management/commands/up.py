@@ -23,6 +23,7 @@ from mcp_runtime.http1 import listeners
 from mcp_runtime.protocol.errors import AddressTakenError, SecretKeyError
 from mcp_runtime.runtime import pid_namespace, processes, warm
 from mcp_runtime.system import console
+from roster import addresses
 
 
 class Command(BaseCommand):
@@ -81,10 +82,8 @@ class Command(BaseCommand):
         self._console.flush()
 
     def _say_addresses(self) -> None:
-        host = settings.GUILD_HALL_HOST
-        host = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host  # noqa: S104 - shown, not bound
-        base = f"http://{f'[{host}]' if ':' in host else host}"
-        web, gateway = f"{base}:{settings.GUILD_HALL_PORT}", f"{base}:{settings.GUILD_HALL_GATEWAY_PORT}/mcp"
+        web = addresses.own_address(settings.GUILD_HALL_PORT)
+        gateway = f"{addresses.own_address(settings.GUILD_HALL_GATEWAY_PORT)}/mcp"
         self._say(f"Roster and admin: {web}/   API: {web}/api/docs/   Gateway: {gateway}   Ctrl-C ends all of it")
 
 

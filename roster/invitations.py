@@ -1,0 +1,96 @@
+"""Invitations: who may make one, and how it becomes a user. One person spends it, once.
+
+An invitation is never wider than the rights of its inviter, also when it is used: the inviter must still be active, may
+still create users, and has every permission of the role. The operator, who has all rights, is no user, so an
+invitation of `manage.py invite` has no inviter.
+"""
+
+from __future__ import annotations
+
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+
+from roster import roles
+from roster.addresses import web_address
+from roster.models import Invitation, Role
+
+PERMISSION = "auth.add_user"
+TOO_MANY = (
+    f"You have {Invitation.MAX_OPEN} open invitations, which is the limit. Revoke some, or wait until they are used or "
+    "expire."
+)
+
+
+class InvitationError(Exception):
+    """The invitation was not made. The text says why."""
+
+
+class GoneError(Exception):
+    """No invitation with this secret is open: it is used, expired, revoked or unknown, or its inviter lost rights."""
+
+
+def open_invitations() -> QuerySet[Invitation]:
+    """Those that are neither used nor revoked, and that have not expired by the time of the database."""
+    return Invitation.objects.filter(used_at=None, revoked_at=None, expires_at__gt=Now())
+
+
+def invite(role: Role, *, inviter: User | None, note: str = "") -> tuple[Invitation, str]:
+    """Make an invitation. Returns it with its link, whose secret is stored nowhere. Raises InvitationError."""
+    secret = Invitation.new_secret()
+    with transaction.atomic():
+        if inviter is not None:
+            User.objects.select_for_update().get(pk=inviter.pk)  # two requests at the same moment count one by one
+        if open_invitations().filter(created_by=inviter).count() >= Invitation.MAX_OPEN:
+            raise InvitationError(TOO_MANY)
+        invitation = Invitation.objects.create(
+            digest=Invitation.digest_of(secret),
+            role=role,
+            note=note,
+            created_by=inviter,
+            created_at=Now(),
+            expires_at=Now() + Invitation.LIFETIME,
+        )
+        invitation.refresh_from_db(fields=["created_at", "expires_at"])  # the database knows the time
+    return invitation, f"{web_address()}/invitations/{secret}/"
+
+
+def find(secret: str) -> Invitation:
+    """The open invitation with this secret. Changes nothing. Raises GoneError."""
+    invitation = _with_secret(open_invitations(), secret)
+    if invitation is None or not _is_covered(invitation):
+        raise GoneError
+    return invitation
+
+
+def accept(secret: str, user: User) -> None:
+    """Spend the invitation and save the new user with its role, or do neither. Raises GoneError."""
+    with transaction.atomic():
+        # Of several requests at the same moment, the database lets one change the row.
+        if not open_invitations().filter(digest=Invitation.digest_of(secret)).update(used_at=Now()):
+            raise GoneError
+        invitation = _with_secret(Invitation.objects.all(), secret)
+        if invitation is None or not _is_covered(invitation):
+            raise GoneError
+        user.save()
+        roles.set_role(user, invitation.role)
+        Invitation.objects.filter(pk=invitation.pk).update(used_by=user)
+
+
+def revoke(invitation: Invitation) -> bool:
+    """Whether it was open, and is revoked now."""
+    return bool(open_invitations().filter(pk=invitation.pk).update(revoked_at=Now()))
+
+
+def _with_secret(invitations: QuerySet[Invitation], secret: str) -> Invitation | None:
+    with_rights = invitations.select_related("role__group", "created_by")
+    return with_rights.filter(digest=Invitation.digest_of(secret)).first()
+
+
+def _is_covered(invitation: Invitation) -> bool:
+    """Whether the inviter could make it now."""
+    inviter = invitation.created_by
+    if inviter is None:
+        return True
+    return inviter.is_active and inviter.has_perm(PERMISSION) and invitation.role in roles.roles_to_give(inviter)
