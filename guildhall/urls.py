@@ -1,4 +1,4 @@
-"""The URLs of the web: admin, REST, and three for monitors."""
+"""The URLs of the web: admin, REST, invitations, and three for monitors."""
 
 from __future__ import annotations
 
@@ -12,5 +12,6 @@ urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index")),
     path("admin/", admin.site.urls),
     path("api/", include("roster.api.urls")),
+    path("", include("roster.invitation_page")),
     path("", include("roster.monitoring")),
 ]
