@@ -2,6 +2,7 @@
 
 members, calls, tools, tokens, agents   the screens of one noun each. `screens` has the class that Django registers
 nodes                           the machines that run the hall
+invitations                     links with which people make their own accounts
 users, groups                   Django's screens of users and groups, with roles
 rows                            the base of these classes, for rows that people read and do not edit
 present, live                   formatting, and parts of pages that update automatically
@@ -16,6 +17,7 @@ from __future__ import annotations
 from roster.admin.agents.screens import AgentAdmin
 from roster.admin.calls.screens import CallAdmin
 from roster.admin.groups import HallGroupAdmin
+from roster.admin.invitations import InvitationAdmin
 from roster.admin.members.history import PortAllocationAdmin, StatusChangeAdmin
 from roster.admin.members.screens import MemberAdmin
 from roster.admin.nodes import NodeAdmin
@@ -28,6 +30,7 @@ __all__ = [
     "CallAdmin",
     "HallGroupAdmin",
     "HallUserAdmin",
+    "InvitationAdmin",
     "MemberAdmin",
     "NodeAdmin",
     "PortAllocationAdmin",

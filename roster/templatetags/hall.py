@@ -17,7 +17,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from roster.admin import present
-from roster.models import Agent, Call, GuildMember, Node, PortAllocation, StatusChange, Token, Tool
+from roster.models import Agent, Call, GuildMember, Invitation, Node, PortAllocation, StatusChange, Token, Tool
 
 register = template.Library()
 
@@ -49,6 +49,7 @@ _MORE: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
     ("Ports", "admin:roster_portallocation_changelist", PortAllocation, ()),
     ("Nodes", "admin:roster_node_changelist", Node, ()),
     ("Users", "admin:auth_user_changelist", User, ()),
+    ("Invitations", "admin:roster_invitation_changelist", Invitation, ()),
     ("Groups", "admin:auth_group_changelist", Group, ()),
     ("All tables, recent actions", "admin:lists", None, ()),
     ("API", "docs", None, ()),

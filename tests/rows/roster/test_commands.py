@@ -30,7 +30,7 @@ from mcp_runtime.security import principals
 from roster import roles
 from roster.management.commands import logs as logs_command
 from roster.management.commands.member import is_fulfilled
-from roster.models import Call, GuildMember, Node, PortAllocation, Role, Token, Tool
+from roster.models import Call, GuildMember, Invitation, Node, PortAllocation, Role, Token, Tool
 from tests.conftest import eventually
 from tests.support.leases import add_node, own_node
 
@@ -753,6 +753,25 @@ def test_set_role_replaces_the_role_and_keeps_other_groups() -> None:
     assert run("set_role", "bob", "none").out == "User bob has no role.\n"
     assert list(bob.groups.all()) == [writers]
     assert "no user 'nobody'" in str(run("set_role", "nobody", "viewer").failure)
+
+
+def test_invite_prints_a_link_with_which_a_person_makes_an_account(client: Client) -> None:
+    first_line, link = run("invite", "operator", "--note", "Carl").out.splitlines()
+    assert first_line.startswith("An invitation with the role operator, good once and until ")
+    assert link not in first_line
+    invitation = Invitation.objects.get()
+    assert (invitation.created_by, invitation.note) == (None, "Carl")
+    answers = {"username": "carl", "password1": "a long secret", "password2": "a long secret"}
+    assert client.post(link.removeprefix("http://localhost:8000"), answers).status_code == 302
+    assert str(roles.role_of(User.objects.get(username="carl"))) == "operator"
+
+
+def test_invite_makes_no_link_when_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "invalid choice: 'king'" in str(run("invite", "king").failure)
+    assert "more than 150 characters" in str(run("invite", "viewer", "--note", "x" * 151).failure)
+    monkeypatch.setattr(Invitation, "MAX_OPEN", 0)
+    assert "open invitations, which is the limit" in str(run("invite", "viewer").failure)
+    assert not Invitation.objects.exists()
 
 
 # Configuration of clients ------------------------------------------------------------------------------------------
