@@ -127,6 +127,10 @@ GET   /admin/roster/tool/<path:object_id>/change/       view_tool|change_tool   
 POST  /admin/roster/tool/<path:object_id>/change/       none                                      -    403
 GET   /admin/roster/tool/<path:object_id>/              known                                     302  -
 
+GET   /admin/roster/invitation/                         add_user                                  200  403
+GET   /admin/roster/invitation/invite/                  add_user                                  200  403
+POST  /admin/roster/invitation/invite/                  add_user                                  200  403
+
 GET   /admin/auth/group/                                view_group|change_group                   200  403
 GET   /admin/auth/group/add/                            add_group                                 200  403
 GET   /admin/auth/group/<path:object_id>/history/       view_group|change_group                   200  403
@@ -146,6 +150,8 @@ GET   /admin/auth/user/<path:object_id>/                known                   
 
 API = """
 GET   /                                           public                                     302 -
+GET   /invitations/<str:secret>/                  public                                     200 -
+POST  /invitations/<str:secret>/                  public                                     200 -
 GET   /healthz                                    public                                     200 -
 GET   /readyz                                     public                                     503 -
 GET   /metrics                                          view_guildmember|view_tool|view_call      200  403 200 403 200

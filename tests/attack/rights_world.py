@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
-from roster import roles
+from roster import invitations, roles
 from roster.models import (
     Agent,
     AgentEvent,
@@ -49,6 +49,7 @@ WORDS: dict[str, Set[str]] = {
     "word-of-token": {"view_call", "change_call"},  # calls have the name of their token
     "word-of-client": NOBODY,
     "word-of-set": NOBODY,
+    "word-of-invitation": {"add_user"},  # the note of an invitation
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
     "word-of-hidden-tool": NOBODY,
 }
@@ -137,6 +138,8 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     )
     port = PortAllocation.objects.create(member=member, port=20000 + member.pk)
     preset = Preset.objects.create(user=owner, tool=tool, name="word-of-set", arguments={"text": "word-of-set"})
+    viewer = Role.objects.get(name="viewer")
+    link = invitations.invite(viewer, inviter=None, note="word-of-invitation")[1]
     content = ContentType.objects.get_for_model(GuildMember)
     LogEntry.objects.create(user=owner, content_type=content, object_id=member.pk, action_flag=CHANGE)
     return {
@@ -145,6 +148,7 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
         **{"call": call.pk, "agent": agent.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
         **{"node": Node.objects.get_or_create(name="main")[0].pk},
+        **{"secret": link.split("/")[-2]},
         **{"user": owner.pk, "group": owner.groups.get().pk},
     }
 

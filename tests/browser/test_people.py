@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from urllib.parse import urlsplit
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -66,3 +69,28 @@ def test_a_user_of_the_command_line_whose_role_is_taken_is_told_whom_to_ask(
     expect(page.get_by_text("Ask an admin of this hall for a role.")).to_be_visible()
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate(OVERFLOW) <= 0
+
+
+def test_an_invited_person_makes_an_account_with_a_link_that_works_once(page: Page, visitor: Visitor) -> None:
+    page.goto("/admin/auth/user/")
+    page.get_by_role("link", name="Invite a person").click()
+    page.get_by_label("Role").select_option("operator")
+    page.get_by_label("Note").fill("Olga")
+    page.get_by_role("button", name="Make the link").click()
+    link = page.locator("#new-link").inner_text()
+    page.get_by_role("button", name="Copy the link").click()
+    expect(page.locator("#copy-status")).to_contain_text(re.compile("Copied|selected"))
+    page.get_by_role("link", name="All invitations").click()
+    expect(page.get_by_role("row").filter(has_text="Olga")).to_contain_text("open")
+
+    guest = visitor.window(logged_in=False)
+    guest.set_viewport_size({"width": 390, "height": 800})
+    guest.goto(urlsplit(link).path)
+    assert guest.evaluate(OVERFLOW) <= 0
+    guest.get_by_label("Username").fill("olga")
+    guest.get_by_label("Password:", exact=True).fill(SECRET)
+    guest.get_by_label("Password confirmation").fill(SECRET)
+    guest.get_by_role("button", name="Create the account").click()
+    expect(guest.get_by_role("heading", name="Roster")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("row").filter(has_text="Olga")).to_contain_text("used by olga")
