@@ -206,6 +206,14 @@ def test_the_refusal_of_a_wrong_value_has_the_name_and_advice(load: Load, name: 
     assert re.search(r"give|must begin with|Choose", str(refusal.value))
 
 
+@pytest.mark.parametrize(
+    "address", ["http://hall", "https://hall.example.com:8443", "http://[::1]:80", "https://a/b/c"]
+)
+@pytest.mark.parametrize("end", ["", "/"])
+def test_the_address_of_the_web_has_no_slash_at_its_end(load: Load, address: str, end: str) -> None:
+    assert load(GUILD_HALL_WEB_URL=f"{address}{end}")["GUILD_HALL_WEB_URL"] == address
+
+
 @pytest.mark.parametrize(("name", "environment"), WRONG_COMBINATIONS)
 def test_impossible_values_are_refused_by_the_checks(tmp_path: Path, name: str, environment: dict[str, str]) -> None:
     process = manage("check", data_dir=tmp_path / "var", **environment)
