@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -46,14 +47,22 @@ class Machine(Hall):
         return {**values, "CELERY_BROKER_URL": self.broker_url or values["CELERY_BROKER_URL"]}
 
     def run(self, argv: list[str] = GUARD) -> None:
-        """Start the runtime, and wait until it has taken its lease."""
+        """Start the runtime, and wait until it has taken a lease. The row may still have that of a killed runtime."""
+        old_lease = self._lease_id
         self.guard = self.popen(argv)
-        eventually(self._is_running, within=PATIENCE, what=f"node {self.name} runs:\n{self.output()}")
+        eventually(
+            lambda: self._is_running(old_lease), within=PATIENCE, what=f"node {self.name} runs:\n{self.output()}"
+        )
 
-    def _is_running(self) -> bool:
+    def _is_running(self, old_lease: uuid.UUID | None) -> bool:
         assert self.guard is not None
         assert self.guard.poll() is None, self.output()
-        return psutil.pid_exists(self.worker_pid) and self.row.lease_id is not None
+        return self._lease_id not in (None, old_lease)
+
+    @property
+    def _lease_id(self) -> uuid.UUID | None:
+        node = Node.objects.filter(name=self.name).first()
+        return node.lease_id if node is not None else None
 
     @property
     def row(self) -> Node:

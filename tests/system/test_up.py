@@ -325,7 +325,11 @@ def test_a_part_that_will_not_stay_up_ends_the_hall_with_its_exit_code() -> None
 def fence_files(process: psutil.Process) -> list[Path]:
     """The descriptors of the file that guard and worker share."""
     folder = Path(f"/proc/{process.pid}/fd")
-    return [path for path in folder.iterdir() if "guild-hall-fence" in os.readlink(path)]
+    paths = []
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            paths += [path] if "guild-hall-fence" in os.readlink(path) else []
+    return paths
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
