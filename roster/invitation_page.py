@@ -49,7 +49,7 @@ def without_path_in_referrer(view: Callable[..., HttpResponse]) -> Callable[...,
 @require_http_methods(["GET", "HEAD", "POST"])
 def invitation(request: HttpRequest, secret: str) -> HttpResponse:
     try:
-        found = invitations.find(secret)
+        open_invitation = invitations.find(secret)
         form: UserCreationForm[User] = UserCreationForm(request.POST if request.method == "POST" else None)
         if form.is_valid():
             user = form.save(commit=False)  # hashes the password, before the transaction begins
@@ -62,7 +62,7 @@ def invitation(request: HttpRequest, secret: str) -> HttpResponse:
                 return redirect("admin:index")
     except invitations.GoneError:
         return _page(request, "This link cannot be used", status=410)
-    return _page(request, "Welcome to Guild Hall", form=form, invitation=found)
+    return _page(request, "Welcome to Guild Hall", form=form, invitation=open_invitation)
 
 
 def _page(request: HttpRequest, title: str, *, status: int = 200, **context: Any) -> HttpResponse:

@@ -146,20 +146,20 @@ def runs_of(machines: Iterable[Machine], names: Iterable[str]) -> Counter[str]:
 
 def contradictions(load: Load, runs: Counter[str]) -> list[str]:
     """Each call for which its caller or its row says something else than the members' logs."""
-    found = [f"{text} ran {count} times" for text, count in runs.items() if count > 1]
+    faults = [f"{text} ran {count} times" for text, count in runs.items() if count > 1]
     for record in load.records:
         count = runs[record.text]
         if record.is_success and count != 1:
-            found.append(f"{record} succeeded, and ran {count} times")
+            faults.append(f"{record} succeeded, and ran {count} times")
         if record.was_sent is False and count:
-            found.append(f"{record} was said not to be sent, and ran")
+            faults.append(f"{record} was said not to be sent, and ran")
     rows = Call.objects.in_bulk(list(load.queued))
     for pk, text in load.queued.items():
         row, count = rows.get(pk), runs[text]
         if row is None or row.finished_at is None:
-            found.append(f"{text} never ended")
+            faults.append(f"{text} never ended")
         elif row.status == Call.Status.SUCCEEDED and count != 1:
-            found.append(f"{text} succeeded, and ran {count} times")
+            faults.append(f"{text} succeeded, and ran {count} times")
         elif row.error_kind == "unavailable" and count:
-            found.append(f"{text} was said to be unavailable, and ran")
-    return found
+            faults.append(f"{text} was said to be unavailable, and ran")
+    return faults
