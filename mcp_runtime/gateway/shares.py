@@ -48,6 +48,7 @@ class _Concurrency:
 
     limit: int = 0
     share: int = 0  # that the row grants to this gateway
+    row_share: int = 0  # the most that the row may have, because the answer to the last change may be lost
     calls: int = 0  # that run
     waiting: int = 0  # calls that wait for a larger share
     peak: int = 0  # the highest number of them since the share was last reduced
@@ -144,7 +145,7 @@ class Shares:
             if loop.time() < concurrency.refused_until and concurrency.limit == limit:
                 raise _concurrency_refusal(limit)
             wanted = min(concurrency.calls + concurrency.waiting, limit)
-            concurrency.share = await self._set_share(token_id, limit, wanted)
+            await self._set_share(concurrency, token_id, limit, wanted)
             concurrency.limit = limit
             if concurrency.has_room(limit):
                 return
@@ -153,9 +154,19 @@ class Shares:
                 raise _concurrency_refusal(limit)
             await asyncio.sleep(REDUCED_SECONDS)
 
-    async def _set_share(self, token_id: int, limit: int, calls: int) -> int:
+    async def _set_share(self, concurrency: _Concurrency, token_id: int, limit: int, calls: int) -> None:
+        concurrency.row_share = max(concurrency.row_share, calls)
         work = partial(token_buckets.set_share, token_id, limit, self._peers.own_lease, calls)
-        return await asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
+        change = asyncio.get_running_loop().run_in_executor(None, unit_of_work, work)
+        try:
+            await asyncio.wait({change})
+        except asyncio.CancelledError:  # the client went away. The row changes nevertheless
+            await asyncio.wait({change})
+            raise
+        finally:
+            if change.done() and change.exception() is None:
+                concurrency.share = concurrency.row_share = change.result()
+        change.result()
 
     def end(self, token_id: int) -> None:
         self._concurrency[token_id].calls -= 1
@@ -173,19 +184,16 @@ class Shares:
         """Give back what no call has needed since the last time."""
         for token_id, concurrency in list(self._concurrency.items()):
             async with concurrency.lock:
-                needed, before = max(concurrency.peak, concurrency.calls), concurrency.share
+                needed = max(concurrency.peak, concurrency.calls)
                 concurrency.peak = concurrency.calls
-                if needed >= before and needed:
-                    continue
-                concurrency.share = needed  # first here, so that no call uses what the row has no more
-                try:
-                    if before:
-                        await self._set_share(token_id, concurrency.limit, needed)
-                except Error as error:
-                    concurrency.share = before
-                    logger.warning("calls of a token cannot be given back (%s)", str(error).strip())
-                    continue
-                if not (concurrency.calls or concurrency.waiting or concurrency.share):
+                if needed < concurrency.row_share:
+                    concurrency.share = needed  # first here, so that no call uses what the row has no more
+                    try:
+                        await self._set_share(concurrency, token_id, concurrency.limit, needed)
+                    except Error as error:
+                        logger.warning("calls of a token cannot be given back (%s)", str(error).strip())
+                        await asyncio.sleep(BORROWED_SECONDS)
+                if not (concurrency.calls or concurrency.waiting or concurrency.row_share):
                     del self._concurrency[token_id]
 
     # Give back ------------------------------------------------------------------------------------------------------

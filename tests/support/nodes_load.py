@@ -1,6 +1,6 @@
 """Load on a hall with several nodes: agents at all gateways behind a load balancer, and calls in the queue.
 
-Each call has its own text, which the member writes into its log. `Load.records` has what the caller was told.
+Each call has its own text, which the member writes into its log. `Load.records` has the answers of agents' calls.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.nodes import Machine
 
 @dataclass(frozen=True)
 class Record:
-    """What an agent was told about its call. `was_sent` is None if nobody knows."""
+    """The answer to an agent's call. `was_sent` is None if nobody knows."""
 
     text: str
     machine: str

@@ -21,7 +21,7 @@ from django.db.migrations.operations.base import Operation
 from roster.contraction import RequireMigration
 
 LAST_BEFORE = 24
-# Operations that older versions cannot notice, or which a review must judge.
+# Operations that change nothing for older versions, or that a reviewer must check.
 EXPANDING = (CreateModel, AlterModelOptions, RunPython)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -289,14 +290,59 @@ def test_a_changed_limit_of_concurrent_calls_counts_at_once(bucket: Bucket) -> N
     run(use)
 
 
-def test_without_the_database_the_gateway_counts_concurrent_calls_itself(bucket: Bucket) -> None:
+def test_without_the_database_the_gateway_counts_concurrent_calls_itself(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "BORROWED_SECONDS", 0.0)
+
     async def use(gateways: list[Shares]) -> None:
         await begin_calls(gateways[0], 2)
         bucket.is_away = True
         assert await gateways[0].begin(BOB) is False
         gateways[0].end(11)
         await reduce(gateways[0])
-        assert await gateways[0].begin(BOB)  # its share is as large as before
+        assert await gateways[0].begin(BOB) is False  # it has what one call needs, and asks for more in vain
+        bucket.is_away = False
+        assert await gateways[0].begin(BOB)
+
+    run(use)
+
+
+def test_a_client_that_goes_away_while_the_row_changes_leaves_no_share(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go_on = threading.Event()
+    monkeypatch.setattr(shares, "unit_of_work", lambda work: may_go_on.wait(10) and work())
+
+    async def use(gateways: list[Shares]) -> None:
+        call = asyncio.ensure_future(gateways[0].begin(BOB))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.sleep(0)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert list(bucket.shares.values()) == [1]
+        await reduce(gateways[0])
+        assert list(bucket.shares.values()) == [0]
+        assert gateways[0]._concurrency == {}
+
+    run(use)
+
+
+def test_a_change_whose_answer_is_lost_leaves_no_share(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_answer(work: Callable[[], Any]) -> None:
+        work()
+        raise OperationalError("the connection is lost")
+
+    async def use(gateways: list[Shares]) -> None:
+        monkeypatch.setattr(shares, "unit_of_work", lose_answer)
+        assert await gateways[0].begin(BOB) is False
+        assert list(bucket.shares.values()) == [1]
+        monkeypatch.setattr(shares, "unit_of_work", lambda work: work())
+        await reduce(gateways[0])
+        assert list(bucket.shares.values()) == [0]
 
     run(use)
 
