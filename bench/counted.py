@@ -24,7 +24,7 @@ from django.conf import settings  # noqa: E402
 from django.contrib.auth.models import User  # noqa: E402
 from django.db.models import QuerySet  # noqa: E402
 
-from mcp_runtime.calls import statements, transitions  # noqa: E402
+from mcp_runtime.calls import queue_search, statements, transitions  # noqa: E402
 from mcp_runtime.client.client import JsonRpcClient  # noqa: E402
 from mcp_runtime.members.live import LiveMember  # noqa: E402
 from mcp_runtime.members.process import NoProcess  # noqa: E402
@@ -76,7 +76,7 @@ def rest(calls: int, url: str) -> None:
 
     for _ in range(calls):
         path = ask("POST", "/api/members/echo/tools/echo/invoke/", b'{"arguments": {"text": "hello"}}')["url"]
-        (call,) = statements.find_queued(lease_id, statements.Exclusions(), 10)
+        (call,) = queue_search.find_queued(lease_id, queue_search.Exclusions(), 10)
         assert statements.claim([call.pk], lease_id) == 1
         outcome = transitions.Outcome.succeeded({"content": [{"type": "text", "text": "hello"}]})
         assert transitions.finish(call, outcome, lease_id)

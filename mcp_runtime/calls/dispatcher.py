@@ -20,6 +20,7 @@ from django.db import Error, connection
 
 from mcp_runtime.calls import statements, transitions
 from mcp_runtime.calls.outcomes import BIG_OUTCOME, OutcomeWriter, explain
+from mcp_runtime.calls.queue_search import QueueSearch
 from mcp_runtime.calls.queue_watch import QueueWatch, cancellations
 from mcp_runtime.calls.running import RunningCalls
 from mcp_runtime.calls.slots import CallSlots, requester_of
@@ -72,9 +73,11 @@ class Dispatcher:
         self._wake_supervisor = wake_supervisor
         self._watch = watch
         self._is_claiming = True
+        self._has_free_slot = False  # since the last look at the queue, and queued calls may wait for it
         self._stopping = threading.Event()
         self._running = RunningCalls(lease_id)
         self._slots = CallSlots(concurrency)
+        self._search = QueueSearch(lease_id)
         self._outcomes = OutcomeWriter(lease_id, self._remove_call)
         self._waiting_calls = WaitingCalls(
             lease_id=lease_id,
@@ -107,6 +110,7 @@ class Dispatcher:
     def member_changed(self, member_id: int) -> None:
         """Let the dispatcher look again at the calls of this member, because its status changed."""
         self._waiting_calls.member_changed(member_id)
+        self._search.forget()
         self.notify()
 
     def stop_claiming(self) -> None:
@@ -145,8 +149,12 @@ class Dispatcher:
         """Write outcomes and run queued calls. Once a second, sweep as well."""
         self.write_outcomes()
         sweep_is_due = self._watch.sweep_is_due
+        if sweep_is_due:
+            self._search.forget()
         if self._watch.pop_queue_change() or (sweep_is_due and self._watch.may_have_queued_calls()):
             self.run_queued_calls()
+        elif self._has_free_slot:
+            self._use_free_slots()
         if sweep_is_due:
             self._watch.note_sweep()
             self.sweep()
@@ -155,11 +163,17 @@ class Dispatcher:
 
     def run_queued_calls(self) -> None:
         """Claim and run the queued calls that have a connected member and free slots, oldest first."""
+        self._search.note_new_calls()
+        self._use_free_slots()
+
+    def _use_free_slots(self) -> None:
+        """Like `run_queued_calls`, but calls that came after the last search may be left for the next one."""
+        self._has_free_slot = False
         self._slots.recheck()
         while self._is_claiming and (free_slots := self._concurrency - len(self._running)) > 0:
             size = min(free_slots, CLAIM_BATCH)
             old_exclusion_count = self._exclusion_count
-            rows = statements.find_queued(self._lease_id, self._slots.exclusions(self._waiting_calls.members), size)
+            rows = self._search.find(self._slots.exclusions(self._waiting_calls.members), size)
             candidates = self._select_candidates(rows)
             calls = self._claim(candidates)
             for call, member in in_turn(calls, lambda pair: requester_of(pair[0])):
@@ -267,7 +281,7 @@ class Dispatcher:
         self._slots.release(call)
         # A queued call may wait for a slot of this member, or for one of the hall, which had no free slot.
         if self._slots.waiting_group_count or running_count == self._concurrency - 1:
-            self._watch.note_queue_change()
+            self._has_free_slot = True
 
     # Sweeping -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from mcp_runtime.calls.statements import Exclusions
+from mcp_runtime.calls.queue_search import Exclusions
 from mcp_runtime.security.limits import Owner, Slots
 from roster.models import Call
 

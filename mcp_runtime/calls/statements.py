@@ -1,4 +1,4 @@
-"""The SQL statements that every queued call needs: insert it, find it, claim it, and end it.
+"""The SQL statements that change every queued call: insert it, claim it, and end it.
 
 Their SQL is cached. Django needs several times as long to build it as the database to execute it, and the dispatcher's
 thread shares the interpreter with the gateway.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -17,13 +16,10 @@ from django.db.models import BooleanField, CharField, Field, FloatField, Foreign
 from django.db.models.expressions import RawSQL
 
 from mcp_runtime.rows import clock, plain_sql
-from mcp_runtime.rows.compiled_queries import CompiledQuery
-from mcp_runtime.security.limits import Owner
 from roster.models import Call, GuildMember, Node
 
 Status = Call.Status
 
-MAX_REQUESTERS = 250  # excluded by one query. SQLite limits the length of a condition
 MAX_CACHED_STATEMENTS = 64
 _TABLE = Call._meta.db_table
 _FIELDS = {field.attname: field for field in Call._meta.concrete_fields}
@@ -40,8 +36,9 @@ _OWNS_MEMBER = (
     f"EXISTS (SELECT 1 FROM {GuildMember._meta.db_table} AS member "  # noqa: S608 - a constant
     f"WHERE member.id = {_TABLE}.member_id AND member.lease_id = %s{{lock}})"
 )
-QUEUED = "status = 'queued'"
-RUNNING_UNDER_LEASE = "status = 'running' AND lease_id = %s"
+# With IS TRUE, PostgreSQL finds the rows by their ids. Else it may read the whole queue to find them by their status.
+QUEUED = "(status = 'queued') IS TRUE"
+RUNNING_UNDER_LEASE = "(status = 'running' AND lease_id = %s) IS TRUE"
 RUNNING_UNDER_NO_LEASE = (
     "status = 'running' AND NOT EXISTS "  # noqa: S608 - a constant
     f"(SELECT 1 FROM {Node._meta.db_table} AS node WHERE node.lease_id = {_TABLE}.lease_id)"
@@ -74,36 +71,6 @@ def _converter(field: Field[Any, Any], vendor: str) -> Callable[[Any], Any]:
 
 def _unchanged(value: Any) -> Any:
     return value
-
-
-# Find -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Exclusions:
-    """The members and requesters whose queued calls a query excludes."""
-
-    members: frozenset[int] = frozenset()
-    # Each with the members whose calls are excluded. None stands for all members.
-    requesters: frozenset[tuple[Owner, frozenset[int] | None]] = frozenset()
-
-
-def find_queued(lease_id: uuid.UUID, exclusions: Exclusions, limit: int) -> list[Call]:
-    """Return the oldest queued calls of own members, at most `limit`, with the columns that the dispatcher reads."""
-    return _queue_query(lease_id, exclusions).read(limit=limit)
-
-
-@lru_cache(MAX_CACHED_STATEMENTS)
-def _queue_query(lease_id: uuid.UUID, exclusions: Exclusions) -> CompiledQuery[Call]:
-    rows = active_calls(Status.QUEUED).filter(member__lease_id=lease_id).exclude(member_id__in=exclusions.members)
-    for (user_id, token_id), members in list(exclusions.requesters)[:MAX_REQUESTERS]:
-        condition = {} if members is None else {"member_id__in": members}
-        rows = rows.exclude(requested_by_id=user_id, token=token_id, **condition)
-    return CompiledQuery(
-        lambda: rows.order_by("id"),
-        columns=("member_id", "tool_name", "arguments", "timeout", "secret_paths", "requested_by_id", "token_id"),
-        related={"member": ("name", "manifest")},
-    )
 
 
 # Claim and end ----------------------------------------------------------------------------------------------------

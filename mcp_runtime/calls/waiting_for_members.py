@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 
 from django.db import connection
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 from mcp_runtime.calls import transitions
 from mcp_runtime.calls.statements import active_calls
@@ -110,5 +110,6 @@ def members_without_runtime() -> set[int]:
     """
     if connection.vendor == "sqlite":
         return set()
-    queued_calls = active_calls(Status.QUEUED).filter(held_by_none("member__lease_id")).order_by()
-    return set(queued_calls.values_list("member_id", flat=True).distinct()[:MAX_CHECKED_MEMBERS])
+    queued_calls = Call.objects.filter(member=OuterRef("pk"), status=Status.QUEUED)
+    members = GuildMember.objects.filter(held_by_none(), Exists(queued_calls)).order_by()
+    return set(members.values_list("pk", flat=True)[:MAX_CHECKED_MEMBERS])

@@ -52,10 +52,13 @@ class CompiledQuery(Generic[M]):
         rows = self.read(limit=1, **values)
         return rows[0] if rows else None
 
-    def read(self, *, limit: int | None = None, **values: Any) -> list[M]:
-        """Read at most `limit` objects. `values` has a value for each placeholder."""
+    def read(
+        self, *, limit: int | None = None, ending: str = "", ending_values: Sequence[Any] = (), **values: Any
+    ) -> list[M]:
+        """Read at most `limit` objects. `values` has a value for each placeholder. `ending` is more SQL."""
         sql, parameters, model_columns, related = self._compilation
         arguments = [values[each.name] if isinstance(each, Placeholder) else each for each in parameters]
+        sql, arguments = sql + ending, [*arguments, *ending_values]
         if limit is not None:
             sql, arguments = f"{sql} LIMIT %s", [*arguments, limit]
         return [self._instance(model_columns, related, row) for row in plain_sql.read(sql, arguments)]

@@ -10,6 +10,7 @@ from django.contrib.auth.models import Group, User
 from django.db import Error, OperationalError, connection, transaction
 
 from mcp_runtime.calls import statements
+from mcp_runtime.calls.queue_search import Exclusions, find_queued
 from mcp_runtime.members.status import Statuses
 from mcp_runtime.rows import database, lease, ownership
 from roster.models import Call, GuildMember, Hall, Node, PortAllocation, StatusChange
@@ -132,7 +133,7 @@ def test_two_runtimes_may_use_the_same_port(node: Node, other_node: Node) -> Non
 
 def test_a_runtime_finds_and_claims_only_calls_of_its_own_members(node: Node, other_node: Node) -> None:
     own_call, other_call = queue_call(owned_by(node)), queue_call(owned_by(other_node, "bob"))
-    assert statements.find_queued(node.lease_id, statements.Exclusions(), 10) == [own_call]
+    assert find_queued(node.lease_id, Exclusions(), 10) == [own_call]
     assert statements.claim([own_call.pk, other_call.pk], node.lease_id) == 1
     own_call.refresh_from_db()
     other_call.refresh_from_db()

@@ -4,12 +4,10 @@ import uuid
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models.sql.compiler import SQLCompiler, SQLUpdateCompiler
-from django.test.utils import CaptureQueriesContext
 
 from mcp_runtime.calls import statements, transitions
-from mcp_runtime.calls.statements import Exclusions, find_queued
+from mcp_runtime.calls.queue_search import Exclusions, find_queued
 from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.rows import lease
 from roster.models import Call, GuildMember
@@ -31,35 +29,6 @@ def make_member(name: str) -> GuildMember:
 def add_queued_call(member: GuildMember, **columns: Any) -> Call:
     values = {"tool_name": "echo", "timeout": 7.5, "source": Call.Source.REST, **columns}
     return Call.objects.create(member=member, **values)
-
-
-def test_a_queued_call_is_read_with_all_its_data_in_one_statement() -> None:
-    anna = make_member("anna")
-    call = add_queued_call(anna, arguments={"text": "ä", "n": [1, None]}, secret_paths=[["text"]])
-    with CaptureQueriesContext(connection) as queries:
-        [queued_call] = find_queued(LEASE_ID, Exclusions(), 5)
-        columns = (
-            queued_call.pk,
-            queued_call.tool_name,
-            queued_call.arguments,
-            queued_call.timeout,
-            queued_call.secret_paths,
-        )
-        assert columns == (call.pk, "echo", {"text": "ä", "n": [1, None]}, 7.5, [["text"]])
-        assert (queued_call.member_id, queued_call.requested_by_id, queued_call.token_id) == (anna.pk, None, None)
-        assert (queued_call.member.name, queued_call.member.manifest) == ("anna", {"max_concurrency": 3})
-    assert len(queries) == 1
-
-
-def test_the_oldest_calls_are_read_first_without_the_excluded_ones() -> None:
-    anna, bob = make_member("anna"), make_member("bob")
-    first, second, third = add_queued_call(anna), add_queued_call(bob), add_queued_call(anna)
-    assert find_queued(LEASE_ID, Exclusions(), 2) == [first, second]
-    assert find_queued(LEASE_ID, Exclusions(members=frozenset({anna.pk})), 5) == [second]
-    no_requester = (None, None)
-    of_bob = Exclusions(requesters=frozenset({(no_requester, frozenset({bob.pk}))}))
-    assert find_queued(LEASE_ID, of_bob, 5) == [first, third]
-    assert find_queued(LEASE_ID, Exclusions(requesters=frozenset({(no_requester, None)})), 5) == []
 
 
 def test_the_sql_of_a_second_call_is_not_compiled_again(lease_id: uuid.UUID, monkeypatch: pytest.MonkeyPatch) -> None:
