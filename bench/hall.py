@@ -77,6 +77,7 @@ class BenchHall:
             "DATABASE_URL": database_url,
             "REDIS_URL": redis_url,
             "CELERY_BROKER_URL": "",
+            "GUILD_HALL_ENV_FILE": os.devnull,
             "GUILD_HALL_DATA_DIR": str(self.data),
             "GUILD_HALL_MEMBERS_DIR": str(self.folder / "members"),
             "GUILD_HALL_PORT": str(self.port),

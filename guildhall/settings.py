@@ -16,12 +16,27 @@ from urllib.parse import urlsplit
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.utils import get_random_secret_key
+from dotenv import dotenv_values
 
 from mcp_runtime.system import console
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 MANAGED_PORTS = (20000, 30000)
 SHORTEST_SECRET_KEY = 32
+
+
+def read_env_file(path: Path) -> None:
+    """Take the variables of the file that the environment does not have. So all commands have the same settings."""
+    if not path.is_file():
+        if os.environ.get("GUILD_HALL_ENV_FILE", "").strip() and not path.exists():
+            raise ImproperlyConfigured(f"GUILD_HALL_ENV_FILE={path}: there is no such file; give the path of another.")
+        return
+    try:
+        values = dotenv_values(path, interpolate=False, encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImproperlyConfigured(f"{path}: it cannot be read ({error}); fix it, or move it away.") from error
+    for name, value in values.items():
+        os.environ.setdefault(name, value or "")
 
 
 def env_int(name: str, default: int, lowest: int, highest: int) -> int:
@@ -63,6 +78,13 @@ def env_file(name: str, *, required: bool = False) -> Path | None:
     if (path is None and required) or (path is not None and not path.is_file()):
         found = f"{path}: there is no such file" if path is not None else "GUILD_HALL_NODE_URL begins with https"
         raise ImproperlyConfigured(f"{name}: {found}; give the path of a PEM file.")
+    return path
+
+
+def env_folder(name: str) -> Path | None:
+    path = env_path(name, Path()) if os.environ.get(name, "").strip() else None
+    if path is not None and not path.is_dir():
+        raise ImproperlyConfigured(f"{name}: {path}: there is no such folder; give the path of another.")
     return path
 
 
@@ -211,6 +233,8 @@ def existing_secret_key(path: Path) -> str:
 
 # The hall ---------------------------------------------------------------------------------------------------------
 
+ENV_FILE = env_path("GUILD_HALL_ENV_FILE", BASE_DIR / ".env")
+read_env_file(ENV_FILE)
 GUILD_HALL_HOST = os.environ.get("GUILD_HALL_HOST", "").strip() or "127.0.0.1"
 GUILD_HALL_PORT = env_int("GUILD_HALL_PORT", 8000, 1, 65535)
 GUILD_HALL_GATEWAY_PORT = env_int("GUILD_HALL_GATEWAY_PORT", 8100, 1, 65535)
@@ -252,6 +276,10 @@ GUILD_HALL_PID_NAMESPACE = env_int("GUILD_HALL_PID_NAMESPACE", 0, 0, 1)
 # The processes of the web, and the threads of each.
 GUILD_HALL_WEB_WORKERS = env_int("GUILD_HALL_WEB_WORKERS", 1, 1, 64)
 GUILD_HALL_WEB_THREADS = env_int("GUILD_HALL_WEB_THREADS", 64, 2, 256)
+# The file with the keys that encrypt secrets of members. It is the same on all nodes of the hall.
+GUILD_HALL_SECRETS_KEY_FILE = env_path("GUILD_HALL_SECRETS_KEY_FILE", GUILD_HALL_DATA_DIR / "secrets-key")
+# The folder with files to which manifests may refer, besides those in the member's own folder. None if there is none.
+GUILD_HALL_SECRET_FILES_DIR = env_folder("GUILD_HALL_SECRET_FILES_DIR")
 # The broker. Empty if there is none.
 BROKER_URL = env_url("CELERY_BROKER_URL", "", ("redis", "rediss", "unix", "amqp", "amqps")) or env_url(
     "REDIS_URL", "", ("redis", "rediss", "unix")
@@ -381,7 +409,7 @@ else:
     DATABASES["default"].setdefault("OPTIONS", {})["pool"] = pool
 
 # Files that a manifest may not send to a server, wherever the member's folder is.
-PRIVATE_PLACES = [GUILD_HALL_DATA_DIR, GUILD_HALL_SECRET_KEY_FILE, BASE_DIR / ".env"]
+PRIVATE_PLACES = [GUILD_HALL_DATA_DIR, GUILD_HALL_SECRET_KEY_FILE, GUILD_HALL_SECRETS_KEY_FILE, ENV_FILE]
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     PRIVATE_PLACES += [Path(f"{DATABASES['default']['NAME']}{suffix}") for suffix in ("", "-wal", "-shm")]
 # Files with logins: of the agents, and of the PostgreSQL client.

@@ -47,14 +47,14 @@ def without_path_in_referrer(view: Callable[..., HttpResponse]) -> Callable[...,
 @without_path_in_referrer
 @sensitive_post_parameters("password1", "password2")
 @require_http_methods(["GET", "HEAD", "POST"])
-def invitation(request: HttpRequest, secret: str) -> HttpResponse:
+def invitation(request: HttpRequest, link_secret: str) -> HttpResponse:
     try:
-        open_invitation = invitations.find(secret)
+        open_invitation = invitations.find(link_secret)
         form: UserCreationForm[User] = UserCreationForm(request.POST if request.method == "POST" else None)
         if form.is_valid():
             user = form.save(commit=False)  # hashes the password, before the transaction begins
             try:
-                invitations.accept(secret, user)
+                invitations.accept(link_secret, user)
             except IntegrityError:  # a user of this name was made a moment ago
                 form.add_error("username", "A user with that username already exists.")
             else:
@@ -70,4 +70,4 @@ def _page(request: HttpRequest, title: str, *, status: int = 200, **context: Any
     return render(request, TEMPLATE, {**names, **context}, status=status)
 
 
-urlpatterns = [path("invitations/<str:secret>/", invitation, name="invitation")]
+urlpatterns = [path("invitations/<str:link_secret>/", invitation, name="invitation")]

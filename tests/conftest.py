@@ -34,6 +34,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Kept for the whole run; one folder per xdist worker, all removed when the run ends.
 _data_dir = tempfile.TemporaryDirectory(prefix="guildhall-tests-")
 os.environ["GUILD_HALL_DATA_DIR"] = _data_dir.name
+os.environ["GUILD_HALL_ENV_FILE"] = os.devnull  # and not the .env of this checkout
 # Named here and not in pyproject.toml: pytest-django would load the settings before the lines above.
 os.environ["DJANGO_SETTINGS_MODULE"] = "guildhall.settings"
 (Path(_data_dir.name) / "static").mkdir()  # WhiteNoise warns where there is none

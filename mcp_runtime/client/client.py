@@ -19,7 +19,6 @@ from mcp_runtime.client.handshake import (
     session_id_of,
 )
 from mcp_runtime.client.incoming import Incoming
-from mcp_runtime.client.remote import Headers
 from mcp_runtime.client.streams import AnswerReader, SessionExpiredError, can_resume, content_type
 from mcp_runtime.client.tool_list import ToolList
 from mcp_runtime.client.transport import Exchange, Session, Transport, time_left, translate_errors
@@ -35,6 +34,7 @@ from mcp_runtime.protocol.errors import (
     ToolError,
 )
 from mcp_runtime.protocol.jsonrpc import object_of
+from mcp_runtime.secrets.references import Resolved
 
 CLIENT_NAME = mcp.HALL_NAME
 CLIENT_VERSION = mcp.HALL_VERSION
@@ -68,12 +68,12 @@ class JsonRpcClient:
         *,
         connections: int = 16,
         max_bytes: int = MAX_BYTES,
-        headers: Headers | None = None,
+        headers: Resolved | None = None,
         capabilities: Mapping[str, Any] | None = None,
         on_request: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
         on_notification: Callable[[str, dict[str, Any]], None] = lambda method, params: None,
     ) -> None:
-        self.headers = headers or Headers()
+        self.headers = headers or Resolved()
         self._transport = Transport(url, connections=connections, max_bytes=max_bytes, headers=self.headers)
         self._incoming = Incoming(self._transport, on_request, on_notification)
         self._answers = AnswerReader(self._transport, self._incoming)

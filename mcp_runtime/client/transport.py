@@ -31,7 +31,7 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import ConnectTimeoutError, NameResolutionError, NewConnectionError
 from urllib3.util import Timeout
 
-from mcp_runtime.client import quick_json, remote
+from mcp_runtime.client import quick_json
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import (
     ClientError,
@@ -42,6 +42,7 @@ from mcp_runtime.protocol.errors import (
     RequestTimeoutError,
     TransportError,
 )
+from mcp_runtime.secrets import references
 from mcp_runtime.system import console
 
 CONNECT_TIMEOUT = 5.0
@@ -366,7 +367,7 @@ class Transport:
     """Sends requests to one server, each with `headers`. A response may have at most `max_bytes` bytes."""
 
     def __init__(
-        self, url: str, *, connections: int, max_bytes: int, headers: remote.Headers, ca: Path | None = None
+        self, url: str, *, connections: int, max_bytes: int, headers: references.Resolved, ca: Path | None = None
     ) -> None:
         self.url = requests.Request("POST", url).prepare().url or url
         self.max_bytes = max_bytes
@@ -472,13 +473,13 @@ def _mask(error: ClientError, secrets: Collection[str]) -> None:
     if secrets:
         error.args = tuple(_mask_value(value, secrets) for value in error.args)
         if isinstance(error, RemoteError):
-            error.message = remote.mask_secrets(error.message, secrets)
+            error.message = references.mask_secrets(error.message, secrets)
             error.data = _mask_value(error.data, secrets)
 
 
 def _mask_value(value: Any, secrets: Collection[str]) -> Any:
     if isinstance(value, str):
-        return remote.mask_secrets(value, secrets)
+        return references.mask_secrets(value, secrets)
     if isinstance(value, list):
         return [_mask_value(part, secrets) for part in value]
     if isinstance(value, dict):

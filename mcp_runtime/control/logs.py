@@ -18,6 +18,7 @@ from mcp_runtime.members import logs
 from mcp_runtime.members.logs import Part
 from mcp_runtime.protocol.errors import ClientError, HttpStatusError, LogUnavailableError
 from mcp_runtime.rows import clock, lease
+from mcp_runtime.secrets import references
 from mcp_runtime.security import log_seals
 from roster.models import GuildMember, Node
 
@@ -88,7 +89,7 @@ def _request(row: GuildMember, node: Node, query: dict[str, str], seconds: float
     address = f"/logs/{quote(row.name, safe='')}?{urlencode(query)}"
     headers = {log_seals.HEADER: log_seals.seal(node.lease_id.hex, address, clock.now().timestamp())}
     ca = settings.GUILD_HALL_NODE_CA
-    transport = Transport(node.url + address, connections=1, max_bytes=MAX_ANSWER, headers=remote.Headers(), ca=ca)
+    transport = Transport(node.url + address, connections=1, max_bytes=MAX_ANSWER, headers=references.Resolved(), ca=ca)
     exchange = Exchange()
     exchange.begin(None, seconds)
     try:

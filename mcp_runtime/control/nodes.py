@@ -18,6 +18,7 @@ from mcp_runtime.nodes.placement import MemberFacts, NodeFacts, place
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownNodeError
 from mcp_runtime.rows import key_fingerprint, lease, ownership
 from mcp_runtime.rows.database import short_transaction
+from mcp_runtime.secrets import values
 from roster.models import Call, GuildMember, Node
 
 MOVES_AT_A_TIME = 10
@@ -75,6 +76,7 @@ def live_node_ids() -> frozenset[int]:
 def require_same_key() -> None:
     """Raise SecretKeyError if the hall has another node, and another secret key than this machine."""
     key_fingerprint.require_same()
+    values.require_same_keys()
 
 
 # Reports ----------------------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from mcp_runtime.client import remote, transport
+from mcp_runtime.client import transport
 from mcp_runtime.http1.names import Names
 from mcp_runtime.protocol.errors import ClientError, ConnectError, ProtocolError
+from mcp_runtime.secrets import references
 from mcp_runtime.security.limits import Account, BudgetError, Owner
 
 # Host, port, is_tls and owner. Each connection of a pool can serve the pool's next request.
@@ -396,11 +397,11 @@ class Connections:
             raise failure or ConnectError(f"no connection within {transport.CONNECT_TIMEOUT:g} s") from error
         except ssl.SSLError as error:
             text = f"no connection: {error}"
-            raise ConnectError(remote.mask_secrets(text, secrets)) from error
+            raise ConnectError(references.mask_secrets(text, secrets)) from error
         except (OSError, UnicodeError) as error:
             is_refusal = isinstance(error, ConnectionRefusedError)
             text = "connection refused" if is_refusal else f"no connection: {error}"
-            raise ConnectError(remote.mask_secrets(text, secrets), is_refusal=is_refusal) from error
+            raise ConnectError(references.mask_secrets(text, secrets), is_refusal=is_refusal) from error
         finally:
             self._attempts.discard(attempt)
             self._failures.pop(attempt, None)

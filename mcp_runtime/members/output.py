@@ -11,11 +11,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, ClassVar
 
 from mcp_runtime.members import logs
+from mcp_runtime.secrets import references
 from mcp_runtime.system.loops import loop
 
 logger = logging.getLogger("guildhall.runtime")
@@ -40,11 +41,15 @@ DRAIN_AFTER_EXIT = 2.0
 
 
 class MemberLog:
-    """A member's output. It goes to the console with its name, and to a bounded rotating file."""
+    """A member's output. It goes to the console with its name, and to a bounded rotating file.
 
-    def __init__(self, name: str, path: Path) -> None:
+    `secrets` are the secrets that the process has. They are masked.
+    """
+
+    def __init__(self, name: str, path: Path, secrets: Collection[str] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._name = name
+        self._secrets = references.maskable_lines(secrets)
         self._console = logging.getLogger(f"guildhall.member.{name}")
         self._file = _LogFile(name, path)
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
@@ -54,6 +59,8 @@ class MemberLog:
     def write(self, lines: Sequence[str]) -> int:
         """Write `lines` to the log and the console. Returns how many of them the console shows."""
         clean = [logs.plain(line) for line in lines]
+        if self._secrets:
+            clean = [references.mask_secrets(line, self._secrets) for line in clean]
         self._tail.extend(clean)
         stamp = _stamp(time.time())
         self._file.handle(logging.makeLogRecord({"msg": "\n".join([f"{stamp} {line}" for line in clean])}))

@@ -33,6 +33,8 @@ from mcp_runtime.members.start_limits import StartLimits
 from mcp_runtime.members.status import Status, Statuses
 from mcp_runtime.protocol.errors import ExitedEarlyError, McpRuntimeError, NoFreePortError, UrlError
 from mcp_runtime.rows.database import give_connection_back, short_transaction
+from mcp_runtime.secrets import references
+from mcp_runtime.secrets.values import MemberSecrets
 from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import GuildMember, PortAllocation
 
@@ -56,7 +58,8 @@ LEASE_LOST = "the runtime lost its lease during the start"
 class StartOptions:
     """The settings for all starts of one runtime.
 
-    `private_paths` are files and folders of the hall. The headers of a remote server cannot refer to them.
+    `private_paths` are files and folders of the hall. Manifests cannot refer to them. `secret_files_dir` is the folder
+    with files for members to which they can refer.
     """
 
     hall_id: uuid.UUID
@@ -67,6 +70,7 @@ class StartOptions:
     max_result_bytes: int
     plain_http_hosts: Collection[str] = ()
     private_paths: Collection[Path] = ()
+    secret_files_dir: Path | None = None
 
 
 class Starter:
@@ -184,13 +188,11 @@ class Starter:
         """Connect to a remote server. It needs no port and no process. This tries only once."""
         if fault := remote.plain_http_fault(manifest.url, self._options.plain_http_hosts):
             raise UrlError(fault)
-        folder = self._options.members_dir / member.directory
-        private_paths = (self._options.data_dir, *self._options.private_paths)
         client = JsonRpcClient(
             manifest.url,
             connections=manifest.max_concurrency + 2,
             max_bytes=self._options.max_result_bytes,
-            headers=remote.resolve(manifest.headers, remote.Sources(folder, private_paths)),
+            headers=references.resolve(manifest.headers, self._sources(member, manifest), "headers"),
             on_notification=partial(self._on_notification, member.pk),
         )
         live_member = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.display_url(manifest.url))
@@ -230,23 +232,29 @@ class Starter:
         raise NoFreePortError(first, last)
 
     def _spawn(self, member: GuildMember, manifest: Manifest, port: int) -> LiveMember:
-        argv = manifest.argv(port)
+        sources = self._sources(member, manifest)
+        command, *args = manifest.argv(port)
+        filled_args = references.resolve(dict(zip(map(str, range(len(args))), args, strict=True)), sources, "args")
+        variables = references.resolve(manifest.environment(port), sources, "env")
+        secrets = (*filled_args.secrets, *variables.secrets)
+        argv = [command, *filled_args.values.values()]
         if manifest.transport == "stdio":
             argv = bridge.command_line(port, argv, self._options.max_result_bytes)
         tag = f"{self._tag_prefix}{next(self._spawn_numbers)}/{member.name}"
-        environment = process.child_environment(manifest.environment(port), tag)
+        environment = process.child_environment(variables.values, tag)
         with self._count_spawn(member.name):
             member_process = MemberProcess.spawn(
                 argv,
                 directory=self._options.members_dir / member.directory,
                 environment=environment,
-                log=MemberLog(member.name, logs.path_of(self._options.data_dir, member.name)),
+                log=MemberLog(member.name, logs.path_of(self._options.data_dir, member.name), secrets),
                 on_exit=self._on_exit,
             )
         client = JsonRpcClient(
             f"http://127.0.0.1:{port}/mcp",
             connections=manifest.max_concurrency + 2,
             max_bytes=self._options.max_result_bytes,
+            headers=references.Resolved(secrets=secrets),
             on_notification=partial(self._on_notification, member.pk),
         )
         limits = StartLimits.of(
@@ -262,6 +270,15 @@ class Starter:
         )
         self._register(live_member)
         return live_member
+
+    def _sources(self, member: GuildMember, manifest: Manifest) -> references.Sources:
+        """Where the references of the member are read from."""
+        return references.Sources(
+            self._options.members_dir / member.directory,
+            private=(self._options.data_dir, *self._options.private_paths),
+            files=self._options.secret_files_dir,
+            secret=MemberSecrets(member, manifest.as_json()),
+        )
 
     @contextlib.contextmanager
     def _count_spawn(self, name: str) -> Iterator[None]:

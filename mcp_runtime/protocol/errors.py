@@ -5,7 +5,8 @@ A call that fails ends with an `ErrorKind`. All kinds are in one table here, and
 McpRuntimeError
   ManifestError(path, reason)          guild-member.json cannot be used
   NoFreePortError(first, last)         all ports of the range are taken
-  SecretError                          a header's secret is not where the manifest says
+  SecretError                          the member cannot have a secret that its manifest names
+    KeyFileError                       the keys that encrypt secrets cannot be used
   UrlError                             the hall may not call that address
   LeaseError(holder)                   another runtime owns this node
   SecretKeyError                       the other nodes of the hall have another secret key
@@ -33,7 +34,7 @@ McpRuntimeError
     NotAllowedError                    access, but not to this
     TooManyCallsError(retry_after)     more calls than the token may make
   RequestRefusedError                  a request or call that the hall does not accept
-    UnknownMemberError  UnknownToolError  MemberDisabledError  ToolDisabledError
+    UnknownMemberError  UnknownToolError  UnknownSecretError  MemberDisabledError  ToolDisabledError
     InvalidArgumentsError(path, reason)
     IdempotencyConflictError  NotCancellableError
     MemberInUseError  UnknownAgentError  UnknownNodeError  AgentUnavailableError  LogUnavailableError
@@ -81,7 +82,11 @@ class NoFreePortError(McpRuntimeError):
 
 
 class SecretError(McpRuntimeError):
-    """A header's secret is not where the manifest says. The message names the variable or file, never a value."""
+    """The member cannot have a secret that its manifest names. The message names the place, never a value."""
+
+
+class KeyFileError(SecretError):
+    """The file with the keys that encrypt secrets is missing, or lacks a key. The message says what to do."""
 
 
 class LeaseError(McpRuntimeError):
@@ -395,6 +400,10 @@ class RequestRefusedError(McpRuntimeError):
 
 class UnknownMemberError(RequestRefusedError):
     """No member of that name is in the roster."""
+
+
+class UnknownSecretError(RequestRefusedError):
+    """The hall has no secret with this name."""
 
 
 class UnknownToolError(RequestRefusedError):

@@ -100,12 +100,14 @@ def take_the_hall(stop_requested: threading.Event) -> tuple[uuid.UUID, Sockets]:
     from mcp_runtime.members import process
     from mcp_runtime.rows import key_fingerprint, lease, migrations, ownership
     from mcp_runtime.rows.database import patiently
+    from mcp_runtime.secrets import values
 
     def patient(work: Callable[[], T]) -> T:
         return patiently(work, stop_requested.is_set)
 
     patient(migrations.require_same)  # both before this start ends anything
     patient(key_fingerprint.require_same)
+    patient(values.require_same_keys)
     # Both come before the worker is built, because a bootstep that fails leaves earlier ones running. The port comes
     # first, because a runtime that cannot listen must not take the hall from a holder that may only be slow.
     patient(lambda: lease.await_heartbeat(logger.warning))

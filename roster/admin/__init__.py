@@ -21,6 +21,7 @@ from roster.admin.invitations import InvitationAdmin
 from roster.admin.members.history import PortAllocationAdmin, StatusChangeAdmin
 from roster.admin.members.screens import MemberAdmin
 from roster.admin.nodes import NodeAdmin
+from roster.admin.secrets import SecretAdmin
 from roster.admin.tokens.screens import TokenAdmin
 from roster.admin.tools.screens import ToolAdmin
 from roster.admin.users import HallUserAdmin
@@ -34,6 +35,7 @@ __all__ = [
     "MemberAdmin",
     "NodeAdmin",
     "PortAllocationAdmin",
+    "SecretAdmin",
     "StatusChangeAdmin",
     "TokenAdmin",
     "ToolAdmin",

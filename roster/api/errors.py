@@ -34,6 +34,7 @@ from mcp_runtime.protocol.errors import (
     UnknownAgentError,
     UnknownMemberError,
     UnknownNodeError,
+    UnknownSecretError,
     UnknownToolError,
 )
 from mcp_runtime.rows.database import damage
@@ -51,6 +52,7 @@ ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
     NotCancellableError: (status.HTTP_409_CONFLICT, "not_cancellable"),
     MemberInUseError: (status.HTTP_409_CONFLICT, "member_in_use"),
     UnknownAgentError: (status.HTTP_404_NOT_FOUND, "unknown_agent"),
+    UnknownSecretError: (status.HTTP_404_NOT_FOUND, "unknown_secret"),
     UnknownNodeError: (status.HTTP_404_NOT_FOUND, "unknown_node"),
     AgentUnavailableError: (status.HTTP_503_SERVICE_UNAVAILABLE, "agent_unavailable"),
     LogUnavailableError: (status.HTTP_503_SERVICE_UNAVAILABLE, "log_unavailable"),

@@ -48,6 +48,16 @@ class MayViewNodes(BasePermission):
         return may_view and not principal_of(request).is_narrowed
 
 
+class MayViewSecrets(BasePermission):
+    """View the names of secrets, as in the admin. To set or delete one needs more permissions."""
+
+    message = "This needs the permission roster.view_secret, and a token that is for everything its user may do."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        may_view = request.user.has_perm("roster.view_secret") or request.user.has_perm("roster.change_secret")
+        return may_view and not principal_of(request).is_narrowed
+
+
 class MayInvoke(BasePermission):
     """Call tools, directly or with an agent."""
 

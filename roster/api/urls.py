@@ -7,7 +7,7 @@ from django.urls.converters import StringConverter
 
 from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.control.nodes import NODE_VERBS
-from roster.api import agent_config, agents, calls, members, meta, nodes, statistics, tokens, tools
+from roster.api import agent_config, agents, calls, members, meta, nodes, secrets, statistics, tokens, tools
 
 
 class ToolNameConverter(StringConverter):
@@ -49,6 +49,8 @@ urlpatterns = [
         path(f"nodes/<str:node>/{verb}/", nodes.NodeVerbView.as_view(verb=verb), name=f"node-{verb}")
         for verb in NODE_VERBS
     ),
+    path("secrets/", secrets.SecretsView.as_view(), name="secrets"),
+    path("secrets/<str:secret>/", secrets.SecretView.as_view(), name="secret"),
     path("calls/", calls.CallsView.as_view(), name="calls"),
     path("calls/<int:pk>/", calls.CallView.as_view(), name="call"),
     path("calls/<int:pk>/cancel/", calls.CallCancelView.as_view(), name="call-cancel"),

@@ -12,6 +12,7 @@ from roster.models.hall import Hall, Node
 from roster.models.invitations import Invitation
 from roster.models.members import GuildMember, MemberExtras, MemberGroup, PortAllocation, StatusChange, Tool
 from roster.models.roles import Role
+from roster.models.secrets import Secret, SecretUse
 from roster.models.sessions import ClientSession
 from roster.models.tokens import Token, TokenBucket, TokenClient, TokenLimit, TokenShare
 
@@ -32,6 +33,8 @@ __all__ = [
     "PortAllocation",
     "Preset",
     "Role",
+    "Secret",
+    "SecretUse",
     "StatusChange",
     "Token",
     "TokenBucket",

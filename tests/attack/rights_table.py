@@ -6,9 +6,10 @@ A route without a row fails the test, and so does a row without a route. The row
 
 The required right is `public`, `known` (an active account, with or without a role), `none`, `superuser`, or
 permissions, with `|` between alternatives and `&` within one. VIEW_CALL is any permission that shows calls in the
-admin. The ids in routes are rows of another user, who may use a reserved member. So only superusers may change this
-user and the group of the member. The last three statuses are for tokens whose user has every permission: tokens for
-the member of the route, for its tool, and for nothing that exists. Methods without a row return only what GET returns.
+admin. SECRETS_OF_MEMBER and DELETE_SECRET are a permission together with any that shows the rows. The ids in routes
+are rows of another user, who may use a reserved member. So only superusers may change this user and the group of the
+member. The last three statuses are for tokens whose user has every permission: tokens for the member of the route, for
+its tool, and for nothing that exists. Methods without a row return only what GET returns.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ GET   /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember      
 POST  /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember                        302  403
 GET   /admin/roster/guildmember/<int:member_id>/move/   control_member                            200  403
 POST  /admin/roster/guildmember/<int:member_id>/move/   control_member                            200  403
+GET   /admin/roster/guildmember/<int:member_id>/secrets/ SECRETS_OF_MEMBER                        200  403
+POST  /admin/roster/guildmember/<int:member_id>/secrets/ SECRETS_OF_MEMBER                        302  403
 POST  /admin/roster/guildmember/<int:member_id>/do/<slug:verb>/ control_member                  302  403
 GET   /admin/roster/guildmember/<int:member_id>/parts/<slug:part>/ view_guildmember|change_guildmember 200 403
 GET   /admin/roster/guildmember/<int:member_id>/log/    view_guildmember|change_guildmember       200  403
@@ -127,6 +130,16 @@ GET   /admin/roster/tool/<path:object_id>/change/       view_tool|change_tool   
 POST  /admin/roster/tool/<path:object_id>/change/       none                                      -    403
 GET   /admin/roster/tool/<path:object_id>/              known                                     302  -
 
+GET   /admin/roster/secret/                             view_secret|change_secret                 200  403
+GET   /admin/roster/secret/add/                         add_secret                                200  403
+POST  /admin/roster/secret/add/                         add_secret                                200  403
+GET   /admin/roster/secret/<path:object_id>/history/    view_secret|change_secret                 200  403
+GET   /admin/roster/secret/<path:object_id>/delete/     delete_secret                             200  403
+POST  /admin/roster/secret/<path:object_id>/delete/     delete_secret                             200/302 403
+GET   /admin/roster/secret/<path:object_id>/change/     view_secret|change_secret                 200  403
+POST  /admin/roster/secret/<path:object_id>/change/     change_secret                             302  403
+GET   /admin/roster/secret/<path:object_id>/            known                                     302  -
+
 GET   /admin/roster/invitation/                         add_user                                  200  403
 GET   /admin/roster/invitation/invite/                  add_user                                  200  403
 POST  /admin/roster/invitation/invite/                  add_user                                  200  403
@@ -150,8 +163,8 @@ GET   /admin/auth/user/<path:object_id>/                known                   
 
 API = """
 GET   /                                           public                                     302 -
-GET   /invitations/<str:secret>/                  public                                     200 -
-POST  /invitations/<str:secret>/                  public                                     200 -
+GET   /invitations/<str:link_secret>/             public                                     200 -
+POST  /invitations/<str:link_secret>/             public                                     200 -
 GET   /healthz                                    public                                     200 -
 GET   /readyz                                     public                                     503 -
 GET   /metrics                                          view_guildmember|view_tool|view_call      200  403 200 403 200
@@ -180,6 +193,10 @@ POST  /api/nodes/rebalance/                       control_member                
 POST  /api/nodes/<str:node>/drain/                control_member                             202 403  403 403 403
 POST  /api/nodes/<str:node>/undrain/              control_member                             202 403  403 403 403
 POST  /api/nodes/<str:node>/remove/               control_member                             200 403  403 403 403
+GET   /api/secrets/                               view_secret|change_secret                  200 403  403 403 403
+GET   /api/secrets/<str:secret>/                  view_secret|change_secret                  200 403  403 403 403
+PUT   /api/secrets/<str:secret>/                  change_secret                              200 403  403 403 403
+DELETE /api/secrets/<str:secret>/                 DELETE_SECRET 204 403 403 403 403
 GET   /api/calls/                                 known                                      200 -    200 200 200
 GET   /api/calls/<int:pk>/                        view_call                                  200 404  404 404 404
 POST  /api/calls/<int:pk>/cancel/                 view_call&control_member                   409 403/404 404 404 404

@@ -14,6 +14,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.test import Client
 from django.utils import timezone
 
+from mcp_runtime.control import secrets
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
 from roster import invitations, roles
@@ -50,10 +51,24 @@ WORDS: dict[str, Set[str]] = {
     "word-of-client": NOBODY,
     "word-of-set": NOBODY,
     "word-of-invitation": {"add_user"},  # the note of an invitation
+    "word-of-secret-name": {"view_secret", "change_secret", "delete_secret"},
+    "word-of-secret-value": NOBODY,
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
     "word-of-hidden-tool": NOBODY,
 }
-MODELS = ("guildmember", "tool", "call", "statuschange", "portallocation", "node", "agent", "token", "user", "group")
+MODELS = (
+    "guildmember",
+    "tool",
+    "call",
+    "statuschange",
+    "portallocation",
+    "node",
+    "agent",
+    "token",
+    "user",
+    "group",
+    "secret",
+)
 VERBS = ("view", "change", "add", "delete")
 PERMISSIONS = ("invoke_tool", "control_member", *(f"{verb}_{model}" for model in MODELS for verb in VERBS))
 
@@ -94,8 +109,11 @@ def make(data_dir: Path) -> World:
     notes, hidden = _member("notes", data_dir), _member("word-of-hidden-member", data_dir)
     hidden.groups.add(group)
     world = World(notes, hidden)
-    world.ids = _belongings(notes, "add", olga)
-    world.hidden_ids = _belongings(hidden, "word-of-hidden-tool", olga)
+    secret = secrets.set_secret("word-of-secret-name", "word-of-secret-value", olga)
+    for member in (notes, hidden):
+        secrets.allow_secret(secret, member, olga)
+    world.ids = {**_belongings(notes, "add", olga), "secret": secret.pk}
+    world.hidden_ids = {**_belongings(hidden, "word-of-hidden-tool", olga), "secret": secret.pk}
     return world
 
 
@@ -148,7 +166,7 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
         **{"call": call.pk, "agent": agent.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
         **{"node": Node.objects.get_or_create(name="main")[0].pk},
-        **{"secret": link.split("/")[-2]},
+        **{"link_secret": link.split("/")[-2]},
         **{"user": owner.pk, "group": owner.groups.get().pk},
     }
 

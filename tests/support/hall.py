@@ -67,6 +67,7 @@ class Hall:
             "DATABASE_URL": database_url(),
             "REDIS_URL": settings.BROKER_URL,
             "CELERY_BROKER_URL": "",
+            "GUILD_HALL_ENV_FILE": os.devnull,
             "GUILD_HALL_DATA_DIR": str(self.data_dir),
             "GUILD_HALL_MEMBERS_DIR": str(self.members_dir),
             "GUILD_HALL_PORT_RANGE": "{}-{}".format(*self.port_range),

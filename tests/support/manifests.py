@@ -17,7 +17,7 @@ REMOTE: dict[str, Any] = {
     "version": "1.0.0",
     "transport": "http",
     "url": "https://mcp.example.com/mcp",
-    "headers": {"Authorization": "Bearer ${env:EXAMPLE_TOKEN}", "X-Team": "blue"},
+    "headers": {"Authorization": "Bearer ${env:GUILD_HALL_MEMBER_EXAMPLE_TOKEN}", "X-Team": "blue"},
 }
 WRONG_REMOTE: list[tuple[dict[str, Any], str]] = [
     ({"command": "bun"}, "url"),
@@ -46,7 +46,7 @@ WRONG_REMOTE: list[tuple[dict[str, Any], str]] = [
             "https://anna:pass@mcp.example.com/",
             "https://anna@mcp.example.com/",
             "http://127.0.0.1:${PORT}/mcp",
-            "https://mcp.example.com/${env:TOKEN}",
+            "https://mcp.example.com/${env:GUILD_HALL_MEMBER_TOKEN}",
             "https://mcp.example.com/?api_key=abc",
             "https://mcp.example.com/?a=1&ACCESS_TOKEN=abc",
             "https://mcp.example.com/" + "x" * 2048,

@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-import requests
-from django.db import connection
 
 from tests.conftest import eventually
-from tests.support.hall import PATIENCE, SERVER, Hall, bring_up, call, queue, token_of, wait_for_status
+from tests.support.hall import PATIENCE, SERVER, Hall, bring_up, call, queue, wait_for_status
+from tests.support.leaks import command_lines, rest_texts, tables
 from tests.support.member_process import free_port
 
 TOKEN = "token-hunter2-hunter2"
@@ -58,7 +56,7 @@ def add_remote(hall: Hall, url: str, **manifest: Any) -> Path:
     folder = hall.members_dir / "far"
     folder.mkdir()
     (folder / "key.txt").write_text(f"{KEY}\n")
-    headers = {"Authorization": "Bearer ${env:FAR_TOKEN}", "X-Api-Key": "${file:key.txt}"}
+    headers = {"Authorization": "Bearer ${env:GUILD_HALL_MEMBER_FAR_TOKEN}", "X-Api-Key": "${file:key.txt}"}
     values = {"name": "far", "version": "1.0.0", "transport": "http", "url": url, "headers": headers, **manifest}
     (folder / "guild-member.json").write_text(json.dumps(values))
     return folder
@@ -67,7 +65,7 @@ def add_remote(hall: Hall, url: str, **manifest: Any) -> Path:
 def test_a_remote_server_serves_calls_and_reconnects_after_a_failure(hall: Hall, server: RemoteServer) -> None:
     add_remote(hall, server.url)
     hall.add("near")
-    hall.start(FAR_TOKEN=TOKEN)
+    hall.start(GUILD_HALL_MEMBER_FAR_TOKEN=TOKEN)
     row = wait_for_status(hall, "far", "connected")
     wait_for_status(hall, "near", "connected")
     assert (row.endpoint, row.port, row.pid) == (server.url, None, None)
@@ -89,7 +87,7 @@ def test_a_remote_server_serves_calls_and_reconnects_after_a_failure(hall: Hall,
 
 def test_a_stop_of_the_member_or_the_runtime_leaves_the_remote_server_running(hall: Hall, server: RemoteServer) -> None:
     add_remote(hall, server.url)
-    runtime = hall.start(FAR_TOKEN=TOKEN)
+    runtime = hall.start(GUILD_HALL_MEMBER_FAR_TOKEN=TOKEN)
     wait_for_status(hall, "far", "connected")
     assert hall.manage("member", "stop", "far").returncode == 0
     assert call("far", "echo", {"text": "hi"}).status == "succeeded"  # this call connected it again
@@ -108,7 +106,7 @@ def test_header_secrets_appear_only_in_requests_to_the_server(hall: Hall, server
     folder = add_remote(hall, server.url)
     (folder / "key.txt").write_text(WRONG_KEY)
     hall.add("near")
-    bring_up(hall, "near", FAR_TOKEN=TOKEN)
+    bring_up(hall, "near", GUILD_HALL_MEMBER_FAR_TOKEN=TOKEN)
     # The server repeats the secret in its response, and the hall masks it in the error.
     assert "nobody knows X-Api-Key: ***" in wait_for_status(hall, "far", "error").last_error
     (folder / "key.txt").write_text(KEY)
@@ -118,7 +116,7 @@ def test_header_secrets_appear_only_in_requests_to_the_server(hall: Hall, server
     assert hall.manage("member", "restart", "far").returncode != 0
     assert "the file key.txt does not exist" in wait_for_status(hall, "far", "error").last_error
 
-    outputs = [rest_texts(hall), hall.manage("roster", "--json").stdout, hall.manage("check_members").stdout]
+    outputs = [rest_texts(hall, "far"), hall.manage("roster", "--json").stdout, hall.manage("check_members").stdout]
     environment = json.loads(call("near", "environment").result["content"][0]["text"])
     places = {
         "REST and commands": "\n".join(outputs),
@@ -128,40 +126,8 @@ def test_header_secrets_appear_only_in_requests_to_the_server(hall: Hall, server
         "command lines": "\n".join(command_lines()),
         "another member": json.dumps(environment),
     }
-    assert "${env:FAR_TOKEN}" in places["REST and commands"]
-    assert "${env:FAR_TOKEN}" in places["database"]
+    assert "${env:GUILD_HALL_MEMBER_FAR_TOKEN}" in places["REST and commands"]
+    assert "${env:GUILD_HALL_MEMBER_FAR_TOKEN}" in places["database"]
     assert server.url in places["console"]
     for place, text in places.items():
         assert "hunter2" not in text, place
-
-
-def rest_texts(hall: Hall) -> str:
-    headers = {"Authorization": f"Bearer {token_of(hall)}"}
-    paths = ("roster/", "members/", "members/far/", "members/far/logs/", "members/far/status-changes/", "calls/")
-    responses = [requests.get(f"{hall.url}/api/{path}", headers=headers, timeout=10) for path in paths]
-    assert [response.status_code for response in responses] == [200] * len(paths)
-    return "\n".join(response.text for response in responses)
-
-
-def tables() -> str:
-    """Every row of every table, and for SQLite also the bytes of its files, which contain deleted rows."""
-    texts = []
-    with connection.cursor() as cursor:
-        for name in connection.introspection.table_names(cursor):
-            cursor.execute(f"SELECT * FROM {connection.ops.quote_name(name)}")
-            texts += [repr(row) for row in cursor.fetchall()]
-    if connection.vendor == "sqlite":
-        file = Path(connection.settings_dict["NAME"])
-        # Another process reads them. If this one closed a file of SQLite, it would lose its locks on the file, the next
-        # runtime would truncate the shared memory, and this process would end with SIGBUS.
-        cat = ["cat", *(str(path) for path in file.parent.glob(f"{file.name}*"))]
-        texts.append(subprocess.run(cat, check=True, capture_output=True, timeout=30).stdout.decode("latin-1"))
-    return "\n".join(texts)
-
-
-def command_lines() -> Iterator[str]:
-    for process in psutil.process_iter():
-        try:
-            yield " ".join(process.cmdline())
-        except psutil.Error:
-            continue

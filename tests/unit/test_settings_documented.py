@@ -50,7 +50,8 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
         monkeypatch.delenv(variable)
 
     def run(**environment: str) -> dict[str, Any]:
-        for variable, value in {"GUILD_HALL_DATA_DIR": str(tmp_path / "var"), **environment}.items():
+        own = {"GUILD_HALL_DATA_DIR": str(tmp_path / "var"), "GUILD_HALL_ENV_FILE": os.devnull}
+        for variable, value in (own | environment).items():
             monkeypatch.setenv(variable, value)
         return runpy.run_path(str(ROOT / "guildhall" / "settings.py"))
 
@@ -61,7 +62,12 @@ def manage(*argv: str, data_dir: Path, **environment: str) -> subprocess.Complet
     return subprocess.run(
         [sys.executable, "manage.py", *argv],
         cwd=ROOT,
-        env={"PATH": os.environ["PATH"], "GUILD_HALL_DATA_DIR": str(data_dir), **environment},
+        env={
+            "PATH": os.environ["PATH"],
+            "GUILD_HALL_DATA_DIR": str(data_dir),
+            "GUILD_HALL_ENV_FILE": os.devnull,
+            **environment,
+        },
         capture_output=True,
         text=True,
         timeout=30,
@@ -154,6 +160,8 @@ WRONG_VALUES = [
     *((name, value) for name in BOUNDED for value in ("many", "1.5", "-1")),
     *(("GUILD_HALL_PORT_RANGE", value) for value in ("20000", "19999-20010", "29990-30001", "20010-20000", "a-b")),
     ("GUILD_HALL_DATA_DIR", "/dev/null/var"),
+    ("GUILD_HALL_ENV_FILE", "/nowhere/at/all"),
+    ("GUILD_HALL_SECRET_FILES_DIR", "/nowhere/at/all"),
     *(("GUILD_HALL_SECRET_KEY_FILE", value) for value in ("/nowhere/at/all", "/", "/dev/null", sys.executable)),
     ("DATABASE_URL", "mysql://localhost/hall"),
     ("DATABASE_URL", "hall.sqlite3"),
@@ -186,7 +194,7 @@ WRONG_COMBINATIONS = [
 # Refused by `up`, which tries to listen there.
 WRONG_ADDRESSES = [("GUILD_HALL_HOST", "192.0.2.1"), ("GUILD_HALL_HOST", "no such host")]
 # Any text is valid.
-WITHOUT_WRONG_VALUES = {"GUILD_HALL_ADMIN_PASSWORD"}
+WITHOUT_WRONG_VALUES = {"GUILD_HALL_ADMIN_PASSWORD", "GUILD_HALL_SECRETS_KEY_FILE"}
 
 
 def test_every_setting_is_tested_with_a_wrong_value() -> None:
@@ -235,3 +243,30 @@ def test_a_refusal_is_one_sentence_without_a_traceback(tmp_path: Path) -> None:
     assert process.returncode != 0
     assert process.stderr.startswith("Guild Hall cannot start. GUILD_HALL_PORT='eight thousand'")
     assert len(process.stderr.splitlines()) == 1
+
+
+# The file .env ----------------------------------------------------------------------------------------------------
+
+
+def test_variables_of_the_env_file_are_settings_and_the_environment_has_precedence(load: Load, tmp_path: Path) -> None:
+    file = tmp_path / "settings.env"
+    file.write_text(
+        "# a comment\nGUILD_HALL_PORT=8123\nexport GUILD_HALL_NODE='left'\nGUILD_HALL_CONCURRENCY=7\n"
+        "GUILD_HALL_MEMBER_KEY=a$b${c}\n"
+    )
+    values = load(GUILD_HALL_ENV_FILE=str(file), GUILD_HALL_CONCURRENCY="9")
+    assert (values["GUILD_HALL_PORT"], values["GUILD_HALL_NODE"], values["GUILD_HALL_CONCURRENCY"]) == (8123, "left", 9)
+    assert os.environ["GUILD_HALL_MEMBER_KEY"] == "a$b${c}"
+    assert file in values["PRIVATE_PLACES"]
+
+
+def test_a_wrong_value_in_the_env_file_is_refused_with_its_name(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "settings.env").write_text("GUILD_HALL_PORT=many")
+    with pytest.raises(ImproperlyConfigured, match="GUILD_HALL_PORT"):
+        load(GUILD_HALL_ENV_FILE=str(tmp_path / "settings.env"))
+
+
+def test_an_env_file_that_is_no_text_is_refused(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "settings.env").write_bytes(b"A=\xff\xfe")
+    with pytest.raises(ImproperlyConfigured, match="cannot be read"):
+        load(GUILD_HALL_ENV_FILE=str(tmp_path / "settings.env"))

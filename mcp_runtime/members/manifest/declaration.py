@@ -18,6 +18,7 @@ from msgspec import Meta
 from mcp_runtime.client import remote
 from mcp_runtime.nodes.placement import State
 from mcp_runtime.protocol.mcp import MODERN_VERSION
+from mcp_runtime.secrets import references
 
 PLAIN = r"^[^\x00]*$"  # PostgreSQL stores no NUL
 MAX_SECONDS = 86_400.0
@@ -44,7 +45,7 @@ Seconds = Annotated[
 Argument = Annotated[str, _text(100_000)]
 VariableName = Annotated[str, _pattern("^[A-Za-z_][A-Za-z0-9_]*$", "is not a name for an environment variable")]
 ToolName = Annotated[str, _text(1000)]
-HeaderValue = Annotated[str, _text(remote.MAX_VALUE)]
+HeaderValue = Annotated[str, _text(references.MAX_HEADER_VALUE)]
 Label = Annotated[str, _pattern("^[A-Za-z0-9._-]{1,64}$", "{value} must be 1 to 64 letters, digits, '.', '-' and '_'")]
 _NAME = r"(\.|\.?[^/.\x00][^/\x00]*|\.\.[^/\x00]+)"  # not "..". Without lookahead, which not all validators know
 FilePattern = Annotated[
@@ -120,14 +121,16 @@ class Manifest:
         tuple[Argument, ...],
         Meta(
             description="The arguments of the command. ${PORT} stands for the port that the hall allocates. A stdio "
-            "server needs no port."
+            "server needs no port. ${secret:NAME}, ${env:GUILD_HALL_MEMBER_NAME} and ${file:PATH} stand for secrets, "
+            "but every user of the machine can read the arguments of processes."
         ),
     ] = ()
     env: Annotated[
         dict[VariableName, Argument],
         Meta(
             description="Environment variables, in addition to the few that the hall passes on. ${PORT} stands for "
-            "the port. Names that begin with GUILD_HALL_ are reserved for the hall."
+            "the port, and ${secret:NAME}, ${env:GUILD_HALL_MEMBER_NAME} and ${file:PATH} for secrets, as in headers. "
+            "Names that begin with GUILD_HALL_ are reserved for the hall."
         ),
     ] = field(default_factory=dict)
     url: Annotated[
@@ -143,11 +146,12 @@ class Manifest:
         dict[str, HeaderValue],
         Meta(
             max_length=remote.MAX_HEADERS,
-            description="HTTP headers of every request to url. ${env:NAME} stands for a variable of the hall's "
-            "environment, and ${file:PATH} for the content of a file. A secret must be one of them.",
+            description="HTTP headers of every request to url. ${secret:NAME} stands for a secret of the hall, "
+            "${env:GUILD_HALL_MEMBER_NAME} for a variable of the hall's environment, and ${file:PATH} for the content "
+            "of a file. A secret must be one of them.",
         ),
     ] = field(default_factory=dict)
-    """Their secrets are references, which `remote.resolve` fills in."""
+    """Their secrets are references, which `secrets.references.resolve` fills in."""
     enabled: Annotated[bool, Meta(description="Whether the member is enabled. An operator can change that later.")] = (
         True
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
@@ -18,11 +18,13 @@ from msgspec import inspect
 from mcp_runtime.client import remote
 from mcp_runtime.members.manifest.declaration import FIELDS, KEYS, NODE_KEYS, REQUIRED_KEYS, SERVER_KEYS, Manifest
 from mcp_runtime.protocol.errors import ManifestError
+from mcp_runtime.secrets import references
 
 RESERVED_ENV_PREFIX = "GUILD_HALL_"
 MAX_FAULTS = 20
 MAX_WARNINGS = 20
 MAX_QUOTED = 80  # characters of a text of the manifest
+SHORTEST_CLEAR_SECRET = 12
 
 
 def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
@@ -36,7 +38,7 @@ def parse(values: dict[str, Any]) -> tuple[Manifest, list[str]]:
         more = [ManifestError("", "and more")] if len(faults) > MAX_FAULTS else []
         raise ManifestError(first.path, first.reason, [*others, *more])
     manifest = Manifest(**{FIELDS[key].name: _plain(FIELDS[key].type, value) for key, value in document.values.items()})
-    return manifest, [*unknown_keys(values), *_port_warnings(manifest)]
+    return manifest, [*unknown_keys(values), *_port_warnings(manifest), *_secret_warnings(manifest)]
 
 
 def name_error(name: Any) -> str:
@@ -61,6 +63,25 @@ def _port_warnings(manifest: Manifest) -> list[str]:
     if manifest.command and manifest.transport == "http" and not mentions_port:
         return ["neither args nor env mentions ${PORT}: how will the server know its port?"]
     return []
+
+
+def _secret_warnings(manifest: Manifest) -> list[str]:
+    """Warnings about secrets that more people than necessary can read."""
+    in_args = [place for place, value in enumerate(manifest.args) if references.REFERENCE.search(value)]
+    warnings = [
+        f"args.{place}: every user of the machine can read the arguments of processes; put the secret into env"
+        for place in in_args
+    ]
+    return warnings + [
+        f"env.{name[:MAX_QUOTED]}: seems to hold a secret in clear; {references.HINT}"
+        for name, value in manifest.env.items()
+        if remote.SECRET_NAME.search(name) and _is_clear_secret(value)
+    ]
+
+
+def _is_clear_secret(value: str) -> bool:
+    """Whether it could be a secret. Paths, short words and values with a reference or the port are none."""
+    return len(value) >= SHORTEST_CLEAR_SECRET and not re.search(r"[/\s]|\$\{", value)
 
 
 @dataclass(frozen=True)
@@ -239,12 +260,22 @@ def _exclusions(document: _Input) -> Iterator[ManifestError]:
             yield ManifestError(document.path(key), "belongs to command; with url nothing is started")
 
 
+def _items(values: Sequence[str] | Mapping[str, str]) -> Iterable[tuple[str, str]]:
+    if isinstance(values, Mapping):
+        return values.items()
+    return ((str(place), value) for place, value in enumerate(values))
+
+
 def _value_faults(sound: Mapping[str, Any], document: _Input) -> Iterator[ManifestError]:
     """The faults of values whose type is right, but which may not be sent or passed to a process."""
     for name in sound.get("env", ()):
         if name.startswith(RESERVED_ENV_PREFIX):
             reason = "names beginning with GUILD_HALL_ are the hall's own"
             yield ManifestError(f"{document.path('env')}.{name[:MAX_QUOTED]}", reason)
+    for key in ("args", "env"):
+        for name, value in _items(sound.get(key, ())):
+            if fault := references.reference_fault(value):
+                yield ManifestError(f"{document.path(key)}.{name[:MAX_QUOTED]}", fault)
     if "url" in sound and (fault := remote.url_fault(sound["url"])):
         yield ManifestError(document.path("url"), fault)
     header_names: set[str] = set()

@@ -2,7 +2,7 @@
 
 Rules that the declaration cannot express are added here, with the same regular expressions as in the parser: keys that
 exclude each other, reserved names, and the form of a url and of headers. Only the parser checks whether two headers
-differ only by case, and whether the host and the port of a url are possible.
+differ only by case, whether the host and the port of a url are possible, and the references in args and env.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import msgspec
 from mcp_runtime.client import remote
 from mcp_runtime.members.manifest.declaration import FIELDS, SERVER_KEYS, Manifest
 from mcp_runtime.members.manifest.parser import RESERVED_ENV_PREFIX
+from mcp_runtime.secrets import references
 
-REFERENCE = remote.REFERENCE.pattern
+# With the names of variables that the parser accepts.
+REFERENCE = references.REFERENCE.pattern.replace("([A-Za-z_][A-Za-z0-9_]*)", f"({references.MEMBER_VARIABLE.pattern})")
 
 
 def published() -> dict[str, Any]:
@@ -110,9 +112,8 @@ _NOT_DECLARED: dict[str, dict[str, Any]] = {
                 "additionalProperties": {
                     **_PROPERTIES["headers"]["additionalProperties"],
                     "allOf": [
-                        {"pattern": f"^{remote.VALUE.pattern}$"},
+                        {"pattern": f"^{references.HEADER_VALUE.pattern}$"},
                         {"pattern": rf"^([^$]|\$+{REFERENCE.removeprefix(chr(92) + '$')}|\$+([^${{]|$))*$"},
-                        {"not": {"pattern": rf"\$\{{env:({remote.OWN_VARIABLE.pattern})\}}"}},
                     ],
                 }
             }

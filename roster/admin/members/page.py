@@ -17,6 +17,7 @@ from mcp_runtime.members.logs import plain
 from mcp_runtime.protocol.errors import LogUnavailableError, describe_exit
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.schemas.secrets import mask
+from mcp_runtime.secrets.references import is_reference
 from roster.admin import live, present
 from roster.admin.members.verbs import diagnosis_of, visible_row, visible_since
 from roster.admin.rows import principal_of
@@ -154,8 +155,9 @@ def changes_of(member: Any) -> QuerySet[Any]:
 
 def still(member: Any) -> dict[str, Any]:
     """Facts that change only with the folder or the next start."""
-    # People keep API keys in `env`. The page does not show them.
-    manifest = mask(member.manifest, [["env", key] for key in member.manifest.get("env", {})])
+    # People keep API keys in `env`. The page does not show them, but references to secrets.
+    variables = member.manifest.get("env", {})
+    manifest = mask(member.manifest, [["env", key] for key, value in variables.items() if not is_reference(value)])
     return {
         "manifest": present.json_block(manifest),
         "server_info": present.json_block(member.server_info),

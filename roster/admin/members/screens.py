@@ -26,6 +26,7 @@ from roster.admin import live, present
 from roster.admin.members import page
 from roster.admin.members.moves import MoveScreen
 from roster.admin.members.roster import RosterScreen
+from roster.admin.members.secrets import SecretsScreen
 from roster.admin.members.verbs import (
     VERBS,
     Verb,
@@ -93,7 +94,7 @@ def _names_of(member: Any) -> str:
 
 
 @admin.register(GuildMember)
-class MemberAdmin(MoveScreen, RosterScreen):
+class MemberAdmin(MoveScreen, SecretsScreen, RosterScreen):
     member_name = "name"
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "desired_state", "short_error"]
     list_filter = [ShownStatusFilter, "enabled", "desired_state", FolderFilter]
@@ -216,6 +217,7 @@ class MemberAdmin(MoveScreen, RosterScreen):
             "may_reserve": self.has_reserve_permission(request),
             "may_move": self.may_move(request, member),
             "may_list_calls": request.user.has_perm("roster.view_call"),
+            **self.secrets_of(request, member),
             **self._head(request, member),
             **page.tools(request, member),
             **page.activity(request, member),

@@ -22,6 +22,7 @@ from mcp_runtime.members.manifest.files import (
     read_folders,
 )
 from mcp_runtime.protocol.errors import ManifestError
+from mcp_runtime.secrets import references
 from roster.management.terminal import as_json, harmless
 from roster.models import GuildMember
 
@@ -123,9 +124,18 @@ def _faults(folder: Path, file: ManifestFile) -> Iterator[ManifestError]:
 
 def _missing_secrets(folder: Path, file: ManifestFile) -> Iterator[str]:
     """Warnings, not faults, because the runtime may have another environment than this command."""
-    headers = file.manifest.headers if file.manifest else {}
-    sources = remote.Sources(folder, tuple(settings.PRIVATE_PLACES))
-    return (f"{sentence}; the runtime needs it" for sentence in remote.reference_faults(headers, sources))
+    if file.manifest is None:
+        return iter(())
+    sources = references.Sources(
+        folder,
+        private=tuple(settings.PRIVATE_PLACES),
+        files=settings.GUILD_HALL_SECRET_FILES_DIR,
+        secret=lambda name: name,  # the database knows them, and the hall may have none yet
+    )
+    args = {str(place): value for place, value in enumerate(file.manifest.args)}
+    parts = {"headers": file.manifest.headers, "env": file.manifest.env, "args": args}
+    sentences = (sentence for key, values in parts.items() for sentence in references.faults(values, sources, key))
+    return (f"{sentence}; the runtime needs it" for sentence in sentences)
 
 
 def _process_warnings() -> dict[str, list[str]]:

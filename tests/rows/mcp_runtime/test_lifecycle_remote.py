@@ -75,11 +75,11 @@ def test_a_server_behind_tls_is_connected_when_its_certificate_is_trusted(
 
 
 def test_every_request_has_the_headers_with_their_secrets(stage: RemoteStage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A_TOKEN", SECRET)
+    monkeypatch.setenv("GUILD_HALL_MEMBER_A_TOKEN", SECRET)
     (stage.members_dir / "anna").mkdir()
     (stage.members_dir / "anna" / "key.txt").write_text("file-secret\n")
     server = stage.serve()
-    headers = {"Authorization": "Bearer ${env:A_TOKEN}", "X-Api-Key": "${file:key.txt}"}
+    headers = {"Authorization": "Bearer ${env:GUILD_HALL_MEMBER_A_TOKEN}", "X-Api-Key": "${file:key.txt}"}
     member = stage.up_remote(server, headers=headers)
     stage.lifecycle.refresh(member.pk)
     assert len(server.requests) == 4
@@ -160,14 +160,14 @@ def test_a_secret_in_a_response_is_in_no_row_and_in_no_log(
     stage: RemoteStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setenv("A_TOKEN", SECRET)
+    monkeypatch.setenv("GUILD_HALL_MEMBER_A_TOKEN", SECRET)
     refusal = f"no such token: {SECRET}".encode()
     server = stage.serve({"initialize": lambda request: request.http(403, refusal, "text/plain")})
-    member = stage.add_remote(server.url, headers={"Authorization": "Bearer ${env:A_TOKEN}"})
+    member = stage.add_remote(server.url, headers={"Authorization": "Bearer ${env:GUILD_HALL_MEMBER_A_TOKEN}"})
     stage.lifecycle.start(member.pk)
     assert "no such token: ***" in in_error(stage, member).last_error
     rows = serializers.serialize("json", [*GuildMember.objects.all(), *StatusChange.objects.all()])
-    assert "${env:A_TOKEN}" in rows
+    assert "${env:GUILD_HALL_MEMBER_A_TOKEN}" in rows
     assert SECRET not in rows
     assert SECRET not in caplog.text
 

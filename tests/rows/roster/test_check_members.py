@@ -126,7 +126,7 @@ def test_a_secret_in_clear_is_an_error_and_a_missing_secret_is_a_warning(members
     write_remote_manifest(members_dir / "clear", "https://mcp.example.com/", Authorization="Bearer hunter2-hunter2")
     write_remote_manifest(members_dir / "far", "https://mcp.example.com/", Authorization="${file:token}")
     output, error = check()
-    assert "clear: faulty\n  fault: headers.Authorization: holds a secret in clear; write ${env:NAME}" in output
+    assert "clear: faulty\n  fault: headers.Authorization: holds a secret in clear; write ${secret:NAME}" in output
     assert "hunter2" not in output
     warning = "headers.Authorization: the file token does not exist; the runtime needs it"
     assert f"far: ok\n  warning: {warning}\n" in output

@@ -16,7 +16,6 @@ import pytest
 
 from mcp_runtime.client import transport
 from mcp_runtime.client.client import JsonRpcClient
-from mcp_runtime.client.remote import Headers
 from mcp_runtime.client.transport import Exchange
 from mcp_runtime.protocol.errors import (
     ClientError,
@@ -27,6 +26,7 @@ from mcp_runtime.protocol.errors import (
     RequestCancelledError,
     RequestTimeoutError,
 )
+from mcp_runtime.secrets.references import Resolved
 from tests.conftest import eventually
 from tests.support.certificates import Authority
 from tests.support.machine import Stopwatch
@@ -42,7 +42,7 @@ from tests.support.scripted_server import (
     text,
 )
 
-HEADERS = Headers({"Authorization": f"Bearer {SECRET}", "X-Team": "blue"}, (SECRET,))
+HEADERS = Resolved({"Authorization": f"Bearer {SECRET}", "X-Team": "blue"}, (SECRET,))
 
 
 class MuteServer:
@@ -341,7 +341,7 @@ def test_an_unreachable_address_leaves_time_for_the_next_one(peers: Peers, monke
 
 def test_the_members_headers_are_sent_and_never_replace_the_halls_headers(peers: Peers) -> None:
     server, _ = peers()
-    client = peers.client(server.url, headers=Headers({**HEADERS.values, "Accept": "text/plain"}))
+    client = peers.client(server.url, headers=Resolved({**HEADERS.values, "Accept": "text/plain"}))
     client.initialize()
     client.list_tools()
     for request in server.requests:

@@ -65,8 +65,8 @@ VALID_MANIFESTS: list[dict[str, Any]] = [
         for name, value in {
             "!#$%&'*+.^_`|~09aZ-": "",
             "X-Cost": "$5, $$ or {x} $",
-            "Cookie": "a=${env:A_1}; b=${file:../b c.txt}",
-            "x-API-key": "$${env:_K}{",
+            "Cookie": "a=${env:GUILD_HALL_MEMBER_A_1}; b=${file:../b c.txt}",
+            "x-API-key": "$${env:GUILD_HALL_MEMBER__K}{",
             "X-Long": "x" * 8192,
             "Accept-Language": "en",
         }.items()

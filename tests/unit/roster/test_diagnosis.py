@@ -71,7 +71,7 @@ def test_an_invalid_manifest_is_diagnosed_without_a_runtime_too() -> None:
         (NotListeningError(5), "${PORT} in args or env"),
         (StartTimeoutError(5, "no complete answer within 5 s"), "does not answer initialize"),
         ("tools/list failed: not an object", "Fix its tools/list"),
-        ("headers.Authorization: environment variable KEY is not set", "Put the secret where headers in"),
+        ("headers.Authorization: environment variable KEY is not set", "Put the secret where"),
         (HttpStatusError(401), "look at headers in"),
         (HttpStatusError(404), "Nothing is served at that path"),
         (ExitedEarlyError(0), "a server runs until it is stopped"),

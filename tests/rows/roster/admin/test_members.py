@@ -54,12 +54,17 @@ def row_text(response: Any, name: str) -> str:
 @pytest.mark.usefixtures("runtime")
 def test_a_remote_server_is_shown_with_its_url_and_the_references_in_its_headers(page: Client) -> None:
     url = "https://mcp.example.com/mcp"
-    manifest = {"name": "far", "version": "1", "url": url, "headers": {"Authorization": "Bearer ${env:A_TOKEN}"}}
+    manifest = {
+        "name": "far",
+        "version": "1",
+        "url": url,
+        "headers": {"Authorization": "Bearer ${env:GUILD_HALL_MEMBER_A_TOKEN}"},
+    }
     member = make_member("far", manifest=manifest, server_url=url, status="connected", started_at=timezone.now())
     assert url in html(page.get(list_of("guildmember")))
     text = html(page.get(page_of(member)))
     assert url in text
-    assert "Bearer ${env:A_TOKEN}" in text
+    assert "Bearer ${env:GUILD_HALL_MEMBER_A_TOKEN}" in text
     assert "This member is a remote server. Its log is on that server." in text
 
 

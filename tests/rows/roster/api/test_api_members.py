@@ -213,7 +213,7 @@ def test_values_of_a_members_environment_are_never_shown(as_alice: Client, examp
 
 
 def test_a_remote_server_has_its_url_as_endpoint_and_no_port(as_bob: Client, live_runtime: None) -> None:
-    headers = {"Authorization": "Bearer ${env:A_TOKEN}"}
+    headers = {"Authorization": "Bearer ${env:GUILD_HALL_MEMBER_A_TOKEN}"}
     url = "https://mcp.example.com/mcp?team=blue"
     manifest = {**MANIFEST, "command": "", "args": [], "env": {}, "url": url, "headers": headers}
     add_member("far", manifest=manifest, server_url=url, status="connected")

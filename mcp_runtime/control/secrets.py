@@ -1,0 +1,160 @@
+"""Secrets for members: set and delete them, and choose the members that may use them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from mcp_runtime.control.members import set_desired_state
+from mcp_runtime.protocol.errors import RequestRefusedError, SecretError, UnknownSecretError
+from mcp_runtime.rows import lease
+from mcp_runtime.rows.database import short_transaction
+from mcp_runtime.secrets import values
+from mcp_runtime.secrets.references import SECRET_NAME
+from roster.models import GuildMember, Secret, SecretUse
+
+KEY_STEPS = ("add", "use", "drop")
+
+
+@dataclass(frozen=True)
+class SecretNeed:
+    """A secret to which the manifest of a member refers."""
+
+    name: str
+    fault: str  # why the member cannot have it. Empty if it can
+    exists: bool
+
+
+def find_secret(name: str) -> Secret:
+    """Raises UnknownSecretError."""
+    row = Secret.objects.filter(name=name).first()
+    if row is None:
+        raise UnknownSecretError(f"the hall has no secret {name!r}")
+    return row
+
+
+def set_secret(name: str, value: str, by: User | None) -> Secret:
+    """Set the value of a new or an existing secret. Its members get it when they start the next time.
+
+    Raises RequestRefusedError.
+    """
+    if not SECRET_NAME.fullmatch(name):
+        raise RequestRefusedError(f"{name[:80]!r} must be 1 to 64 letters, digits, '.', '-' and '_'")
+    try:
+        encrypted = values.encrypt(value)
+    except SecretError as error:
+        raise RequestRefusedError(str(error)) from error
+    columns = {"encrypted": encrypted, "changed_at": timezone.now(), "changed_by": by}
+    secret, _ = Secret.objects.update_or_create(name=name, defaults=columns)
+    _try_again(GuildMember.objects.filter(secret_uses__secret=secret))
+    return secret
+
+
+def require_usable(value: str) -> None:
+    """Raise RequestRefusedError if it cannot be the value of a secret, or if the key file cannot be used."""
+    try:
+        values.encrypt(value)
+    except SecretError as error:
+        raise RequestRefusedError(str(error)) from error
+
+
+def delete_secret(secret: Secret) -> None:
+    """Delete it. Members that have its value keep it until they end."""
+    secret.delete()
+
+
+def allow_secret(secret: Secret, member: GuildMember, by: User | None, *, identity: str | None = None) -> None:
+    """Allow the member, as it is now, to use the secret.
+
+    `identity` is that of the manifest which the user has seen. Raises RequestRefusedError if it is not this any more.
+    """
+    digest = values.identity(member.manifest)
+    if identity is not None and identity != digest:
+        raise RequestRefusedError(f"the manifest of {member.name!r} has just changed; look at it again")
+    columns = {"digest": digest, "allowed_at": timezone.now(), "allowed_by": by}
+    SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
+    _try_again(GuildMember.objects.filter(pk=member.pk))
+
+
+def forbid_secret(secret: Secret, member: GuildMember) -> None:
+    """Do not allow the member any more to use the secret. It keeps the value until it ends."""
+    SecretUse.objects.filter(secret=secret, member=member).delete()
+
+
+def choose_members(secret: Secret, members: Iterable[GuildMember], by: User | None, *, of: Collection[str]) -> None:
+    """Allow these members, and forbid all others. `of` has the names of all members that may be chosen or removed.
+
+    Members that are allowed and unchanged stay as they are, so that this does not allow a changed member by accident.
+    """
+    chosen = {member.pk: member for member in members if member.name in of}
+    with short_transaction():
+        uses = SecretUse.objects.filter(secret=secret, member__name__in=of)
+        uses.exclude(member__in=chosen).delete()
+        for pk in set(chosen) - set(uses.values_list("member_id", flat=True)):
+            allow_secret(secret, chosen[pk], by)
+
+
+def needs_of(member: GuildMember) -> list[SecretNeed]:
+    """The secrets to which its manifest refers, by name."""
+    names = values.names_in(member.manifest)
+    if not names:
+        return []
+    existing = set(Secret.objects.filter(name__in=names).values_list("name", flat=True))
+    secrets = values.MemberSecrets(member, member.manifest)
+    return [SecretNeed(name, secrets.fault(name), name in existing) for name in sorted(names)]
+
+
+def is_current(use: SecretUse) -> bool:
+    """Whether the member is still what it was when it was allowed to use the secret."""
+    return use.digest == values.identity(use.member.manifest)
+
+
+def identity_of(member: GuildMember) -> str:
+    """The digest of what the member runs or calls, for `allow_secret`."""
+    return values.identity(member.manifest)
+
+
+# The keys ---------------------------------------------------------------------------------------------------------
+
+
+def has_other_nodes() -> bool:
+    return lease.has_other_nodes()
+
+
+def rotate_key(steps: Collection[str]) -> int:
+    """Take some of KEY_STEPS, in this order. Return how many secrets are encrypted with the first key of the file.
+
+    add   a new key into the file, which does not encrypt yet
+    use   the new key for all secrets
+    drop  the old keys from the file, if no secret needs them
+
+    Raises RequestRefusedError.
+    """
+    keys = values.key_file()
+    try:
+        if not keys.path.exists():
+            raise RequestRefusedError(f"there is no key file {keys.path}: the first secret makes it")
+        if "add" in steps:
+            keys.add()
+        if "use" in steps:
+            keys.use_last()
+            values.encrypt_again()
+        if "drop" in steps:
+            if names := values.need_old_keys():
+                needing = f"the secret {names[0]!r} and {len(names) - 1} others"
+                raise RequestRefusedError(f"an old key is still needed for {needing}; run --step use first")
+            keys.drop_old()
+    except SecretError as error:
+        raise RequestRefusedError(str(error)) from error
+    return Secret.objects.count()
+
+
+def _try_again(members: QuerySet[GuildMember]) -> None:
+    """Start members at once that are in status `error`, perhaps because a secret was missing."""
+    wanted = {"enabled": True, "desired_state": GuildMember.DesiredState.RUNNING, "manifest_error": ""}
+    for member in members.filter(status=GuildMember.Status.ERROR, **wanted):
+        set_desired_state(member, restart_requested_at=timezone.now())
