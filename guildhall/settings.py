@@ -267,6 +267,8 @@ GUILD_HALL_MAX_RESULT_BYTES = env_int("GUILD_HALL_MAX_RESULT_BYTES", 4_000_000, 
 # So much is stored of the arguments and results of a call through the gateway. 0 stores nothing.
 GUILD_HALL_RECORD_BYTES = env_int("GUILD_HALL_RECORD_BYTES", 4096, 0, 1_000_000)
 GUILD_HALL_KEEP_CALLS_DAYS = env_int("GUILD_HALL_KEEP_CALLS_DAYS", 30, 1, 3650)
+# Entries of the audit log. The database refuses to delete them earlier than the least value.
+GUILD_HALL_KEEP_AUDIT_DAYS = env_int("GUILD_HALL_KEEP_AUDIT_DAYS", 365, 30, 3650)
 GUILD_HALL_KEEP_CALLS = env_int("GUILD_HALL_KEEP_CALLS", 100_000, 100, 100_000_000)
 # How many agents may run at the same time (about 250 MB each), and for how many seconds.
 GUILD_HALL_AGENT_CONCURRENCY = env_int("GUILD_HALL_AGENT_CONCURRENCY", 4, 1, 64)
@@ -357,6 +359,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "roster.middleware.OwnerMiddleware",
+    "roster.middleware.ActorMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "roster.middleware.DatabaseTroubleMiddleware",

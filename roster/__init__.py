@@ -6,6 +6,7 @@ management             commands                stdio                the relay of
 monitoring             /healthz, /readyz, /metrics
 tokens, calls, presets, agent_config, diagnosis, snippets   shared by several of these
 roles                  the roles of users, and who may change which user
+audit                  what the audit log learns from Django, and who may read what
 invitations, invitation_page   links with which people make their own accounts
 addresses, masked_log  the addresses of the hall, and logs without the secrets of these links
 access_signals, checks, middleware, database, json_field    extensions of Django

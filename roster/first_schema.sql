@@ -44,6 +44,7 @@
 -- has: roster 0027_roles
 -- has: roster 0028_invitations
 -- has: roster 0029_secrets
+-- has: roster 0030_audit_log
 -- has: sessions 0001_initial
 CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
 CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -84,11 +85,6 @@ CREATE INDEX "roster_tool_member_id_1900ab9c" ON "roster_tool" ("member_id");
 CREATE TABLE "roster_callrollup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "seconds" integer unsigned NOT NULL CHECK ("seconds" >= 0), "begins" bigint unsigned NOT NULL CHECK ("begins" >= 0), "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "failed" bigint unsigned NOT NULL CHECK ("failed" >= 0), "took" real NOT NULL, "slots" text NOT NULL CHECK ((JSON_VALID("slots") OR "slots" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_rollup_per_time_and_tool" UNIQUE ("seconds", "begins", "tool_name", "member_id"));
 CREATE TABLE "roster_preset" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "left_out" text NOT NULL CHECK ((JSON_VALID("left_out") OR "left_out" IS NULL)), "updated_at" datetime NOT NULL, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "preset_name_is_unique_for_user_and_tool" UNIQUE ("tool_id", "user_id", "name"));
 CREATE INDEX "roster_preset_user_id_cb88dbde" ON "roster_preset" ("user_id");
-CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
-CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
-CREATE TABLE "roster_agent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL UNIQUE, "direct" bool NOT NULL, "model" varchar(100) NOT NULL, "creator" varchar(200) NOT NULL, "created_at" datetime NOT NULL, "sdk_session_id" varchar(100) NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED);
-CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agent" ("created_by_id");
-CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agent" ("made_with_id");
 CREATE TABLE "roster_call" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "timeout" real NOT NULL, "requester" varchar(400) NOT NULL, "idempotency_key" varchar(255) NULL, "secret_paths" text NOT NULL CHECK ((JSON_VALID("secret_paths") OR "secret_paths" IS NULL)), "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "progress" text NULL CHECK ((JSON_VALID("progress") OR "progress" IS NULL)), "result" text NULL CHECK ((JSON_VALID("result") OR "result" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "error_code" integer NULL, "error_data" text NULL CHECK ((JSON_VALID("error_data") OR "error_data" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "token_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "source" varchar(10) NOT NULL);
 CREATE UNIQUE INDEX "idempotency_key_is_unique_per_token" ON "roster_call" ("token_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NOT NULL);
 CREATE UNIQUE INDEX "idempotency_key_is_unique_without_token" ON "roster_call" ("requested_by_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NULL);
@@ -98,9 +94,14 @@ CREATE INDEX "call_active" ON "roster_call" ("status", "id") WHERE "status" IN (
 CREATE INDEX "call_by_member" ON "roster_call" ("member_id", "id" DESC);
 CREATE INDEX "call_by_end" ON "roster_call" ("finished_at");
 CREATE INDEX "call_by_token" ON "roster_call" ("token_id", "id" DESC) WHERE "token_id" IS NOT NULL;
+CREATE TABLE "roster_agent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL UNIQUE, "direct" bool NOT NULL, "model" varchar(100) NOT NULL, "creator" varchar(200) NOT NULL, "created_at" datetime NOT NULL, "sdk_session_id" varchar(100) NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agent" ("created_by_id");
+CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agent" ("made_with_id");
 CREATE TABLE "roster_token" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "digest" varchar(64) NOT NULL UNIQUE, "hint" varchar(12) NOT NULL, "created_at" datetime NOT NULL, "expires_at" datetime NULL, "revoked_at" datetime NULL, "last_used_at" datetime NULL, "scope" varchar(10) NOT NULL, "calls_per_minute" integer unsigned NULL CHECK ("calls_per_minute" >= 0), "max_in_flight" integer unsigned NULL CHECK ("max_in_flight" >= 0), "made_with_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "token_scope_is_known" CHECK ("scope" IN ('all', 'members', 'tools')));
 CREATE INDEX "roster_token_made_with_id_4fae02b8" ON "roster_token" ("made_with_id");
 CREATE INDEX "roster_token_user_id_d68cc499" ON "roster_token" ("user_id");
+CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
+CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
 CREATE TABLE "roster_token_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_token_tools" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE UNIQUE INDEX "roster_token_members_token_id_guildmember_id_4a31dfe6_uniq" ON "roster_token_members" ("token_id", "guildmember_id");
@@ -144,6 +145,18 @@ CREATE INDEX "roster_secret_changed_by_id_2851e794" ON "roster_secret" ("changed
 CREATE INDEX "roster_secretuse_allowed_by_id_65d8f6d9" ON "roster_secretuse" ("allowed_by_id");
 CREATE INDEX "roster_secretuse_member_id_133ac86e" ON "roster_secretuse" ("member_id");
 CREATE INDEX "roster_secretuse_secret_id_650ef9fc" ON "roster_secretuse" ("secret_id");
+CREATE TABLE "roster_auditentry" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "at" datetime DEFAULT (STRFTIME('%Y-%m-%d %H:%M:%f', 'NOW')) NOT NULL, "kind" varchar(30) NOT NULL, "source" varchar(10) NOT NULL, "actor" varchar(400) NOT NULL, "actor_user" bigint NULL, "actor_token" bigint NULL, "address" varchar(100) NOT NULL, "target" varchar(400) NOT NULL, "member" varchar(64) NOT NULL, "before" text NULL CHECK ((JSON_VALID("before") OR "before" IS NULL)), "after" text NULL CHECK ((JSON_VALID("after") OR "after" IS NULL)));
+CREATE TABLE "roster_auditoverflow" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "kind" varchar(30) NOT NULL, "hour" datetime NOT NULL, "count" bigint unsigned NOT NULL CHECK ("count" >= 0), CONSTRAINT "one_overflow_per_kind_and_hour" UNIQUE ("kind", "hour"));
+CREATE TRIGGER roster_auditentry_no_update BEFORE UPDATE ON roster_auditentry
+BEGIN SELECT RAISE(ABORT, 'Entries of the audit log are only added. Nobody changes or deletes them.'); END;
+CREATE TRIGGER roster_auditentry_no_delete BEFORE DELETE ON roster_auditentry
+WHEN OLD.at >= strftime('%Y-%m-%d %H:%M:%f', 'now', '-30 days')
+BEGIN SELECT RAISE(ABORT, 'Entries of the audit log are kept for 30 days at least. Only older ones can be deleted.'); END;
+CREATE TRIGGER roster_auditentry_no_replace BEFORE INSERT ON roster_auditentry
+WHEN EXISTS (SELECT 1 FROM roster_auditentry WHERE id = NEW.id)
+BEGIN SELECT RAISE(ABORT, 'Entries of the audit log are only added. Nobody changes or deletes them.'); END;
+CREATE INDEX "roster_audi_kind_abcc3f_idx" ON "roster_auditentry" ("kind", "at");
+CREATE INDEX "roster_audi_at_f29411_idx" ON "roster_auditentry" ("at");
 CREATE TABLE "django_session" ("session_key" varchar(40) NOT NULL PRIMARY KEY, "session_data" text NOT NULL, "expire_date" datetime NOT NULL);
 CREATE INDEX "django_session_expire_date_a5c62663" ON "django_session" ("expire_date");
 INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0001_initial', datetime('now'));
@@ -192,4 +205,5 @@ INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0026_token
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0027_roles', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0028_invitations', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0029_secrets', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0030_audit_log', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', datetime('now'));

@@ -12,9 +12,10 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 
-from roster import roles
+from roster import audit, roles
 from roster.addresses import web_address
-from roster.models import Invitation, Role
+from roster.models import AuditEntry, Invitation, Role
+from roster.models.audit import acting, current_actor
 
 PERMISSION = "auth.add_user"
 TOO_MANY = (
@@ -53,6 +54,8 @@ def invite(role: Role, *, inviter: User | None, note: str = "") -> tuple[Invitat
             expires_at=Now() + Invitation.LIFETIME,
         )
         invitation.refresh_from_db(fields=["created_at", "expires_at"])  # the database knows the time
+        details = {"role": role.name, "note": note, "expires_at": invitation.expires_at}
+        AuditEntry.record(AuditEntry.Kind.INVITATION_MADE, str(invitation), after=details)
     return invitation, f"{web_address()}/invitations/{secret}/"
 
 
@@ -73,14 +76,24 @@ def accept(secret: str, user: User) -> None:
         invitation = _with_secret(Invitation.objects.all(), secret)
         if invitation is None or not _is_covered(invitation):
             raise GoneError
-        user.save()
-        roles.set_role(user, invitation.role)
+        invited = current_actor()
+        with acting(lambda: audit.named(invited, user)):
+            with audit.merged():
+                user.save()
+                roles.set_role(user, invitation.role)
+            details = {"inviter": str(invitation.created_by or "the operator"), "note": invitation.note}
+            AuditEntry.record(AuditEntry.Kind.INVITATION_ACCEPTED, str(invitation), before=details)
         Invitation.objects.filter(pk=invitation.pk).update(used_by=user)
 
 
 def revoke(invitation: Invitation) -> bool:
     """Whether it was open, and is revoked now."""
-    return bool(open_invitations().filter(pk=invitation.pk).update(revoked_at=Now()))
+    with transaction.atomic():
+        if not open_invitations().filter(pk=invitation.pk).update(revoked_at=Now()):
+            return False
+        details = {"role": invitation.role.name, "note": invitation.note}
+        AuditEntry.record(AuditEntry.Kind.INVITATION_REVOKED, str(invitation), before=details)
+    return True
 
 
 def _with_secret(invitations: QuerySet[Invitation], secret: str) -> Invitation | None:

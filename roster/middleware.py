@@ -14,7 +14,9 @@ from django.utils.functional import SimpleLazyObject
 
 from mcp_runtime.rows.database import damage
 from mcp_runtime.security.origins import Origins, host_fault
+from roster import audit
 from roster.database import AWAY, DAMAGED
+from roster.models.audit import acting
 
 logger = logging.getLogger("guildhall.web")
 
@@ -76,6 +78,17 @@ class OwnerMiddleware:
         if tell is not None and not isinstance(user, SimpleLazyObject) and user.is_authenticated:
             tell(user.pk, getattr(getattr(request, "auth", None), "token_id", None))
         return response
+
+
+class ActorMiddleware:
+    """The user or token of a request is the actor of its entries in the audit log."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponseBase]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponseBase:
+        with acting(lambda: audit.actor_of(request)):
+            return self.get_response(request)
 
 
 class OriginMiddleware:

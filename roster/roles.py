@@ -22,6 +22,7 @@ from django.db.models import F, QuerySet
 from django.db.models.signals import post_migrate
 from django.dispatch import receiver
 
+from roster import audit
 from roster.models import GuildMember, Role
 
 # Each role has all permissions of those before it.
@@ -61,6 +62,7 @@ RIGHTS = (
     Right("create groups", "auth.add_group", "admin"),
     Right("rename groups", "auth.change_group", "admin"),
     Right("delete groups", "auth.delete_group", "admin"),
+    Right("see the audit log", "roster.view_auditentry", "admin"),
 )
 
 
@@ -95,7 +97,7 @@ def update_groups(sender: Any, using: str, apps: Any = installed_apps, **_: Any)
     permissions = apps.get_model("auth", "Permission").objects.using(using)
     rows = permissions.values_list("content_type__app_label", "codename", "pk")
     keys = {f"{app}.{codename}": pk for app, codename, pk in rows}
-    with transaction.atomic(using=using):
+    with audit.unrecorded(), transaction.atomic(using=using):
         for name in NAMES:
             group = _group_of(name, role_model.objects.using(using), group_model.objects.using(using))
             expected = {keys[permission] for permission in permissions_of_role(name) if permission in keys}
@@ -127,7 +129,7 @@ def role_of(user: User) -> Role | None:
 
 def set_role(user: User, role: Role | None) -> None:
     """Give the user this role instead of those before. Other groups stay."""
-    with transaction.atomic():
+    with audit.merged():
         old_groups = Group.objects.exclude(role=None).filter(user=user)
         user.groups.remove(*(old_groups if role is None else old_groups.exclude(role=role)))
         if role is not None:

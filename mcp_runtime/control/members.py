@@ -18,7 +18,9 @@ from mcp_runtime.members import discovery
 from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.rows import lease
 from mcp_runtime.rows.database import short_transaction
-from roster.models import GuildMember, Hall, Node, Role, Tool
+from roster.models import AuditEntry, GuildMember, Hall, Node, Role, Tool
+
+Kind = AuditEntry.Kind
 
 
 def find_member(name: str) -> GuildMember:
@@ -36,7 +38,7 @@ def start_member(row: GuildMember) -> None:
     """Request that the member runs. In status `error` it is tried at once, and its restart counter is reset."""
     require_startable(row)
     retry = {"restart_requested_at": timezone.now()} if row.status == GuildMember.Status.ERROR else {}
-    set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING, **retry)
+    _change_desired_state(row, Kind.MEMBER_STARTED, desired_state=GuildMember.DesiredState.RUNNING, **retry)
 
 
 def stop_member(row: GuildMember, *, force: bool = False) -> None:
@@ -46,7 +48,8 @@ def stop_member(row: GuildMember, *, force: bool = False) -> None:
     """
     if not force:
         transitions.require_unneeded(row)
-    set_desired_state(row, desired_state=GuildMember.DesiredState.STOPPED, restart_requested_at=None)
+    stopped = GuildMember.DesiredState.STOPPED
+    _change_desired_state(row, Kind.MEMBER_STOPPED, desired_state=stopped, restart_requested_at=None)
 
 
 def restart_member(row: GuildMember, *, force: bool = False) -> None:
@@ -56,20 +59,22 @@ def restart_member(row: GuildMember, *, force: bool = False) -> None:
         transitions.require_unneeded(row)
     if row.manifest_error:
         raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
-    set_desired_state(row, desired_state=GuildMember.DesiredState.RUNNING, restart_requested_at=timezone.now())
+    running = GuildMember.DesiredState.RUNNING
+    _change_desired_state(row, Kind.MEMBER_RESTARTED, desired_state=running, restart_requested_at=timezone.now())
 
 
 def refresh_member(row: GuildMember) -> None:
     """Request that the member's tools are listed again. Only a connected member can list its tools."""
     if row.status != GuildMember.Status.CONNECTED:
         raise RequestRefusedError(f"member {row.name!r} is {row.status}: its tools are listed when it is connected")
-    set_desired_state(row, refresh_requested_at=timezone.now())
+    _change_desired_state(row, Kind.MEMBER_REFRESHED, refresh_requested_at=timezone.now())
 
 
 def enable_member(row: GuildMember) -> None:
     with short_transaction():
         Hall.note_access_change()
-        set_desired_state(row, enabled=True, desired_state=GuildMember.DesiredState.RUNNING)
+        running = GuildMember.DesiredState.RUNNING
+        _change_desired_state(row, Kind.MEMBER_ENABLED, enabled=True, desired_state=running)
 
 
 def disable_member(row: GuildMember, *, force: bool = False) -> None:
@@ -78,7 +83,7 @@ def disable_member(row: GuildMember, *, force: bool = False) -> None:
         transitions.require_unneeded(row)
     with short_transaction():
         Hall.note_access_change()
-        set_desired_state(row, enabled=False)
+        _change_desired_state(row, Kind.MEMBER_DISABLED, enabled=False)
 
 
 def reserve_member(row: GuildMember, groups: Iterable[Group]) -> None:
@@ -90,7 +95,12 @@ def reserve_member(row: GuildMember, groups: Iterable[Group]) -> None:
     groups = list(groups)
     if names := ", ".join(repr(role.name) for role in Role.objects.filter(group__in=groups)):
         raise RequestRefusedError(f"members are reserved for groups that are not roles, and {names} is a role")
-    row.groups.set(groups)
+    with short_transaction():
+        Hall.note_access_change()
+        before = sorted(row.groups.values_list("name", flat=True))
+        row.groups.set(groups)
+        after = sorted(group.name for group in groups)
+        record_of_member(row, Kind.MEMBER_RESERVED, before={"groups": before}, after={"groups": after})
 
 
 MEMBER_VERBS: dict[str, Callable[..., None]] = {
@@ -115,6 +125,29 @@ def require_startable(row: GuildMember) -> None:
 def require_enabled(row: GuildMember) -> None:
     if not row.enabled:
         raise MemberDisabledError(f"member {row.name!r} is disabled; enable it first")
+
+
+def _change_desired_state(row: GuildMember, kind: AuditEntry.Kind, **columns: Any) -> None:
+    """Change the desired state because somebody asked for it, with an entry in the audit log."""
+    with short_transaction():
+        old: Any = GuildMember.objects.filter(pk=row.pk).values("enabled", "desired_state").first() or {}
+        names = [name for name in old if name in columns and columns[name] != old[name]]
+        set_desired_state(row, **columns)
+        before, after = ({name: side[name] for name in names} or None for side in (old, columns))
+        record_of_member(row, kind, before=before, after=after)
+
+
+def record_of_member(
+    row: GuildMember,
+    kind: AuditEntry.Kind,
+    *,
+    tool: str = "",
+    before: dict[str, Any] | None = None,
+    after: dict[str, Any] | None = None,
+) -> None:
+    """Add an entry about a member, or about one of its tools, to the audit log."""
+    target = f"tool {row.name}/{tool}" if tool else f"member {row.name}"
+    AuditEntry.record(kind, target, member=row.name, before=before, after=after)
 
 
 def set_desired_state(row: GuildMember, **columns: Any) -> None:
@@ -144,6 +177,7 @@ def set_tool_enabled(tool: Tool, enabled: bool) -> None:
     with short_transaction():
         Hall.note_access_change()
         Tool.objects.filter(pk=tool.pk).update(enabled=enabled)
+        record_of_member(tool.member, Kind.TOOL_ENABLED if enabled else Kind.TOOL_DISABLED, tool=tool.name)
     tool.enabled = enabled
 
 

@@ -19,7 +19,9 @@ from mcp_runtime.protocol.errors import RequestRefusedError, UnknownNodeError
 from mcp_runtime.rows import key_fingerprint, lease, ownership
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
-from roster.models import Call, GuildMember, Node
+from roster.models import AuditEntry, Call, GuildMember, Node
+
+Kind = AuditEntry.Kind
 
 MOVES_AT_A_TIME = 10
 
@@ -173,7 +175,9 @@ def undrain(node: Node) -> None:
 def _set_draining(node: Node, is_draining: bool) -> None:
     if is_draining and not lease.is_shared(Node.objects.values_list("pk")):
         raise RequestRefusedError(f"node {node.name!r} cannot be drained: the hall has no other node")
-    Node.objects.filter(pk=node.pk).update(is_draining=is_draining)
+    with short_transaction():
+        Node.objects.filter(pk=node.pk).update(is_draining=is_draining)
+        AuditEntry.record(Kind.NODE_DRAINED if is_draining else Kind.NODE_UNDRAINED, f"node {node.name}")
     node.is_draining = is_draining
     notify_runtime(members=True)
 
@@ -199,6 +203,7 @@ def remove_node(node: Node, *, force: bool = False) -> int:
         count = members.filter(removed_at=None).count()
         ownership.remove_owner(members, "node removed")
         row.delete()
+        AuditEntry.record(Kind.NODE_REMOVED, f"node {row.name}", before={"members_without_node": count})
     notify_runtime(members=True)
     return count
 
@@ -231,9 +236,18 @@ def move_member(row: GuildMember, node: Node, *, force: bool = False) -> None:
     """
     if obstacle := _obstacle(row, node, force=force):
         raise RequestRefusedError(f"member {row.name!r} cannot move to node {node.name!r}: {obstacle}")
-    GuildMember.objects.filter(pk=row.pk).update(requested_node=node)
+    with short_transaction():
+        GuildMember.objects.filter(pk=row.pk).update(requested_node=node)
+        _record_move(row, node)
     row.requested_node = node
     notify_runtime(members=True)
+
+
+def _record_move(row: GuildMember, node: Node) -> None:
+    before = {"node": row.node.name} if row.node else None
+    AuditEntry.record(
+        Kind.MEMBER_MOVED, f"member {row.name}", member=row.name, before=before, after={"node": node.name}
+    )
 
 
 def _obstacle(row: GuildMember, node: Node, *, force: bool) -> str:
@@ -282,8 +296,11 @@ def rebalance(limit: int = MOVES_AT_A_TIME) -> list[Move]:
             break
         # Unless the owner has changed meanwhile, or somebody else has requested another node.
         current = GuildMember.objects.filter(pk=row.pk, node=row.node_id, requested_node=None)
-        if row.node_id is not None and current.update(requested_node=target):
-            moves.append(Move(row.name, nodes[row.node_id].name, target.name))
+        with short_transaction():
+            if row.node_id is None or not current.update(requested_node=target):
+                continue
+            _record_move(row, target)
+        moves.append(Move(row.name, nodes[row.node_id].name, target.name))
     if moves:
         notify_runtime(members=True)
     return moves

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from django.contrib.auth.models import User
 from django.utils import timezone
@@ -19,7 +20,7 @@ from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.security.access import Principal
-from roster.models import GuildMember, Token, TokenLimit, Tool
+from roster.models import AuditEntry, GuildMember, Token, TokenLimit, Tool
 
 MAX_TOKEN_NAME = Token._meta.get_field("name").max_length or 0
 
@@ -53,16 +54,32 @@ def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[Token, s
         raise RequestRefusedError("the token would expire before it is made")
     limits = {limit.name: _limit(limit, new.limits.get(limit.name), maker) for limit in Token.LIMITS}
     members, tools, scope = _scope(new, maker)
-    return Token.make(
-        user=user,
-        name=new.name,
-        scope=scope,
-        members=members,
-        tools=tools,
-        expires_at=_earlier(new.expires_at, maker),
-        made_with_id=maker.token_id,
-        **limits,
-    )
+    with short_transaction():
+        row, token = Token.make(
+            user=user,
+            name=new.name,
+            scope=scope,
+            members=members,
+            tools=tools,
+            expires_at=_earlier(new.expires_at, maker),
+            made_with_id=maker.token_id,
+            **limits,
+        )
+        AuditEntry.record(AuditEntry.Kind.TOKEN_CREATED, row.audit_name, after=_details(row, members, tools))
+    return row, token
+
+
+def _details(row: Token, members: Sequence[GuildMember], tools: Sequence[Tool]) -> dict[str, Any]:
+    """The values of a token for the audit log. Those of the default are missing."""
+    values = {
+        "scope": str(row.scope),
+        "members": [member.name for member in members],
+        "tools": [f"{tool.member.name}/{tool.name}" for tool in tools],
+        "expires_at": row.expires_at,
+        "created_with_token": row.made_with and row.made_with.hint,
+        **row.own_limits,
+    }
+    return {name: value for name, value in values.items() if value not in (None, [])}
 
 
 def _scope(new: NewToken, maker: Principal) -> tuple[list[GuildMember], list[Tool], Token.Scope]:
@@ -125,5 +142,18 @@ def revoke_token(row: Token) -> None:
         token_ids = row.revoke()
         transitions.cancel_calls_of_tokens(token_ids)
         messages = agent_transitions.stop_messages_of_tokens(token_ids)
+        others = Token.objects.filter(pk__in=token_ids).exclude(pk=row.pk).order_by("pk").values_list("hint", flat=True)
+        details = {"tokens_created_with_it": list(others)} if others else None
+        AuditEntry.record(AuditEntry.Kind.TOKEN_REVOKED, row.audit_name, after=details)
     if messages:
         notify_runtime(members=True)
+
+
+def delete_token(row: Token) -> None:
+    """Revoke the token, and delete it with all tokens created with it. Otherwise its calls would continue."""
+    with short_transaction():
+        if row.revoked_at is None:
+            revoke_token(row)
+        details = _details(row, list(row.members.all()), list(row.tools.select_related("member")))
+        AuditEntry.record(AuditEntry.Kind.TOKEN_DELETED, row.audit_name, before=details)
+        row.delete()

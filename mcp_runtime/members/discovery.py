@@ -18,7 +18,7 @@ from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.manifest.files import ManifestFile, read_all
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.rows.lease import has_other_nodes
-from roster.models import GuildMember, Hall
+from roster.models import AuditEntry, GuildMember, Hall
 
 
 @dataclass
@@ -104,6 +104,7 @@ class _Sync:
             if self._disk.may_remove(row):
                 self._members(row).update(removed_at=timezone.now())
                 self.report.removed.append(row.name)
+                _record(AuditEntry.Kind.MEMBER_REMOVED, row.name, row.directory)
             elif node := self._disk.new_node(row):
                 self._members(row).update(requested_node=node)
                 self.report.leaving.append(row.name)
@@ -167,6 +168,7 @@ class _Sync:
             self._rows[name] = GuildMember.objects.create(name=name, **values)
             Hall.note_access_change()
             self.report.added.append(name)
+            _record(AuditEntry.Kind.MEMBER_ADDED, name, values["directory"])
             return True
         changes = {key: value for key, value in values.items() if getattr(row, key) != value}
         if not changes:
@@ -175,10 +177,19 @@ class _Sync:
         if {"enabled", "removed_at"} & changes.keys():
             Hall.note_access_change()
         (self.report.added if row.removed_at else self.report.changed).append(name)
+        if row.removed_at:
+            _record(AuditEntry.Kind.MEMBER_ADDED, name, values["directory"])
         return True
 
     def _members(self, row: GuildMember) -> QuerySet[GuildMember]:
         return GuildMember.objects.filter(self._disk.writable, pk=row.pk)
+
+
+def _record(kind: AuditEntry.Kind, name: str, directory: str) -> None:
+    details = {"folder": directory}
+    is_new = kind == AuditEntry.Kind.MEMBER_ADDED
+    before, after = (None, details) if is_new else (details, None)
+    AuditEntry.record(kind, f"member {name}", member=name, before=before, after=after)
 
 
 def _wants_new_process(row: GuildMember, manifest: Manifest, directory: str) -> bool:

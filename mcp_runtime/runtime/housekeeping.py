@@ -16,6 +16,7 @@ from mcp_runtime.calls import statistics, transitions
 from mcp_runtime.gateway import session_rows
 from mcp_runtime.gateway.client_sessions import MAX_AGE
 from mcp_runtime.runtime.load import LoadMeter
+from roster.models import AuditEntry, AuditOverflow
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -33,6 +34,7 @@ def _keep_house(is_over: threading.Event, lease_id: uuid.UUID) -> None:
     while not is_over.wait(statistics.ROLLUP_SECONDS):
         _attempt(lambda: statistics.roll_up(keep_going=lambda: not is_over.is_set()))
         _attempt(lambda: meter.write(lease_id))
+        _attempt(AuditOverflow.settle)
         if time.monotonic() >= next_prune and _attempt(_prune):
             next_prune = time.monotonic() + PRUNE_SECONDS
         connection.close()
@@ -58,5 +60,8 @@ def _prune() -> None:
     agent_transitions.prune(days=days)
     statistics.delete_expired()
     session_rows.prune(MAX_AGE)
+    entry_count = AuditEntry.prune(settings.GUILD_HALL_KEEP_AUDIT_DAYS)
     if count:
         logger.info("pruned %d finished calls", count)
+    if entry_count:
+        logger.info("pruned %d entries of the audit log", entry_count)

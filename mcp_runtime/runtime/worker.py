@@ -171,7 +171,9 @@ def main() -> int:
     from django.db import DatabaseError
 
     from mcp_runtime.rows.database import damage
+    from roster.models import act_as_runtime
 
+    act_as_runtime()
     try:
         return run()
     except DatabaseError as error:

@@ -12,7 +12,7 @@ from django.http import HttpRequest
 
 from roster import roles
 from roster.admin import present
-from roster.admin.rows import SafeFilterAdmin
+from roster.admin.rows import RecordedAdmin
 
 ROLE_NOTE = (
     "This group is a role. The hall decides its name and its permissions, so nobody can change or delete it, and no "
@@ -23,7 +23,7 @@ admin.site.unregister(Group)
 
 
 @admin.register(Group)
-class HallGroupAdmin(SafeFilterAdmin, GroupAdmin):
+class HallGroupAdmin(RecordedAdmin, GroupAdmin):
     """Only superusers choose the permissions of a group. Groups of other editors are for reserving members."""
 
     list_display = ["name", "role"]

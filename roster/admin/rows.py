@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 from django.contrib import admin
@@ -14,6 +15,7 @@ from django.utils.text import capfirst
 
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
+from roster import audit
 
 _PRINCIPAL = "_guild_hall_principal"
 
@@ -85,6 +87,20 @@ class SafeFilterAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # Django's c
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return TitledChangeList
+
+
+class RecordedAdmin(SafeFilterAdmin):
+    """Rows whose changes are in the audit log. What one form changes is one entry of each kind."""
+
+    def changeform_view(
+        self,
+        request: HttpRequest,
+        object_id: str | None = None,
+        form_url: str = "",
+        extra_context: dict[str, Any] | None = None,
+    ) -> Any:
+        with audit.merged() if request.method == "POST" else nullcontext():
+            return super().changeform_view(request, object_id, form_url, extra_context)
 
 
 def _lookups_of(list_filter: Any) -> set[str]:

@@ -17,7 +17,7 @@ from django.http import HttpRequest
 
 from roster import roles
 from roster.admin import present
-from roster.admin.rows import SafeFilterAdmin
+from roster.admin.rows import RecordedAdmin
 from roster.models import Role
 
 ROLE_HELP = (
@@ -76,7 +76,7 @@ class RoleFilter(admin.SimpleListFilter):
 
 
 @admin.register(User)
-class HallUserAdmin(SafeFilterAdmin, UserAdmin):  # type: ignore[type-arg]  # as above
+class HallUserAdmin(RecordedAdmin, UserAdmin):  # type: ignore[type-arg]  # as above
     add_form_template = None  # Django's template is for a field that this form does not have
     add_form = NewUserForm
     form = UserForm

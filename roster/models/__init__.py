@@ -7,6 +7,7 @@ of a member, a call or a token goes into the module of that noun, with a migrati
 """
 
 from roster.models.agents import Agent, AgentEvent, AgentMessage
+from roster.models.audit import Actor, AuditEntry, AuditOverflow, act_as_runtime
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
 from roster.models.hall import Hall, Node
 from roster.models.invitations import Invitation
@@ -17,9 +18,12 @@ from roster.models.sessions import ClientSession
 from roster.models.tokens import Token, TokenBucket, TokenClient, TokenLimit, TokenShare
 
 __all__ = [
+    "Actor",
     "Agent",
     "AgentEvent",
     "AgentMessage",
+    "AuditEntry",
+    "AuditOverflow",
     "Call",
     "CallRollup",
     "CallTotal",
@@ -42,4 +46,5 @@ __all__ = [
     "TokenLimit",
     "TokenShare",
     "Tool",
+    "act_as_runtime",
 ]

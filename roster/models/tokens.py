@@ -128,6 +128,11 @@ class Token(models.Model):
         return f"{self.hint}… of {self.user}"
 
     @property
+    def audit_name(self) -> str:
+        """As in the audit log, whose entries stay when the token is deleted."""
+        return f"token {self.hint}… {f'({self.name}) ' if self.name else ''}of {self.user}"
+
+    @property
     def state(self) -> str:
         """`good`, `expired` or `revoked`."""
         if self.revoked_at is not None:

@@ -20,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.control.tokens import NewToken, make_token, revoke_token
+from mcp_runtime.control.tokens import NewToken, delete_token, make_token, revoke_token
 from roster.admin import live, present
 from roster.admin.rows import SafeFilterAdmin, principal_of
 from roster.admin.tokens import page
@@ -202,13 +202,11 @@ class TokenAdmin(SafeFilterAdmin):
         present.report(request, "Revoked", [str(token) for token in active], refusals)
 
     def delete_model(self, request: HttpRequest, obj: Token) -> None:
-        revoke_token(obj)  # otherwise calls and agents of the token would continue without an owner
-        super().delete_model(request, obj)
+        delete_token(obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Token]) -> None:
         for token in queryset:
-            revoke_token(token)
-        super().delete_queryset(request, queryset)
+            delete_token(token)
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None

@@ -7,9 +7,8 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError
-from django.db import transaction
 
-from roster import roles
+from roster import audit, roles
 from roster.management.hall_command import HallCommand
 from roster.management.users import find_role
 
@@ -31,7 +30,7 @@ class Command(HallCommand):
             user.full_clean()
         except ValidationError as error:
             raise CommandError(" ".join(error.messages)) from error
-        with transaction.atomic():
+        with audit.merged():
             user.save()
             roles.set_role(user, role)
         self.stdout.write(

@@ -11,12 +11,12 @@ from typing import Any, BinaryIO, NoReturn
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
-from django.db import Error, connection
+from django.db import Error, connection, transaction
 from django.utils import timezone
 
 from mcp_runtime.http1 import listeners
 from roster.management.users import user_for_token
-from roster.models import GuildMember, Hall, Token
+from roster.models import AuditEntry, GuildMember, Hall, Token
 from roster.stdio.relay import Relay, StopError
 
 NAME = "mcp_stdio"  # the name of its tokens
@@ -80,7 +80,12 @@ class ShortToken:
             Token.objects.filter(user=user, name=NAME, expires_at__lt=timezone.now() - KEEP_AFTER_END).delete()
             scope = Token.Scope.MEMBERS if member_name else Token.Scope.ALL
             self._end = timezone.now() + LIFE
-            self._row, self._text = Token.make(user=user, name=NAME, expires_at=self._end, scope=scope, members=members)
+            with transaction.atomic():
+                self._row, self._text = Token.make(
+                    user=user, name=NAME, expires_at=self._end, scope=scope, members=members
+                )
+                details = {"scope": scope, "members": [member.name for member in members], "expires_at": self._end}
+                AuditEntry.record(AuditEntry.Kind.TOKEN_CREATED, self._row.audit_name, after=details)
         except Error as error:
             reason = " ".join(str(error).split())
             raise CommandError(
@@ -124,7 +129,9 @@ class ShortToken:
 
     def _delete(self) -> None:
         try:
-            self._row.delete()
+            with transaction.atomic():
+                AuditEntry.record(AuditEntry.Kind.TOKEN_DELETED, self._row.audit_name)
+                self._row.delete()
         except Error as error:
             print(f"the token could not be revoked ({error}); it ends at {self._end:%H:%M} UTC", file=sys.stderr)
         finally:

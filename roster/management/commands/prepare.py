@@ -12,14 +12,14 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
-from django.db import Error, OperationalError, connection
+from django.db import Error, OperationalError, connection, transaction
 
 from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import principals
 from mcp_runtime.system import console
 from roster import first_schema
 from roster.management.hall_command import require_same_migrations, tables_of_database
-from roster.models import Token
+from roster.models import AuditEntry, Token
 
 MIGRATE_SECONDS = 60.0
 LOCK_SECONDS = 1.0  # shorter than the waits of the hall, so that none of them fails
@@ -63,7 +63,9 @@ class Command(BaseCommand):
         user = get_user_model().objects.filter(is_active=True).order_by("-is_superuser", "pk").first()
         if user is None:
             return
-        _, token = Token.make(user=user, name=LOCAL_TOKEN)
+        with transaction.atomic():
+            row, token = Token.make(user=user, name=LOCAL_TOKEN)
+            AuditEntry.record(AuditEntry.Kind.TOKEN_CREATED, row.audit_name, after={"scope": row.scope})
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         draft.unlink(missing_ok=True)
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
