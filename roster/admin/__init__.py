@@ -1,6 +1,7 @@
 """The admin's screens. They parse requests, call `mcp_runtime.control`, and present the results.
 
 members, calls, tools, tokens, agents   the screens of one noun each. `screens` has the class that Django registers
+audit                           the audit log
 nodes                           the machines that run the hall
 invitations                     links with which people make their own accounts
 users, groups                   Django's screens of users and groups, with roles
@@ -15,6 +16,7 @@ plots, statistics               figures of calls as plots
 from __future__ import annotations
 
 from roster.admin.agents.screens import AgentAdmin
+from roster.admin.audit import AuditAdmin
 from roster.admin.calls.screens import CallAdmin
 from roster.admin.groups import HallGroupAdmin
 from roster.admin.invitations import InvitationAdmin
@@ -28,6 +30,7 @@ from roster.admin.users import HallUserAdmin
 
 __all__ = [
     "AgentAdmin",
+    "AuditAdmin",
     "CallAdmin",
     "HallGroupAdmin",
     "HallUserAdmin",

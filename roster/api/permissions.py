@@ -15,6 +15,7 @@ from mcp_runtime.protocol.errors import UnknownMemberError, UnknownToolError
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import CONTROL, Principal
+from roster import audit
 from roster.models import Call, GuildMember, Tool
 
 _PRINCIPAL = "_guild_hall_principal"
@@ -56,6 +57,15 @@ class MayViewSecrets(BasePermission):
     def has_permission(self, request: Request, view: Any) -> bool:
         may_view = request.user.has_perm("roster.view_secret") or request.user.has_perm("roster.change_secret")
         return may_view and not principal_of(request).is_narrowed
+
+
+class MayViewAudit(BasePermission):
+    """View the audit log, as in the admin. It is about all users."""
+
+    message = f"This needs the permission {audit.PERMISSION}, and a token that is for everything its user may do."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return request.user.has_perm(audit.PERMISSION) and not principal_of(request).is_narrowed
 
 
 class MayInvoke(BasePermission):

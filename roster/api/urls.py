@@ -7,7 +7,7 @@ from django.urls.converters import StringConverter
 
 from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.control.nodes import NODE_VERBS
-from roster.api import agent_config, agents, calls, members, meta, nodes, secrets, statistics, tokens, tools
+from roster.api import agent_config, agents, audit, calls, members, meta, nodes, secrets, statistics, tokens, tools
 
 
 class ToolNameConverter(StringConverter):
@@ -54,6 +54,7 @@ urlpatterns = [
     path("calls/", calls.CallsView.as_view(), name="calls"),
     path("calls/<int:pk>/", calls.CallView.as_view(), name="call"),
     path("calls/<int:pk>/cancel/", calls.CallCancelView.as_view(), name="call-cancel"),
+    path("audit/", audit.AuditView.as_view(), name="audit"),
     path("tokens/", tokens.TokensView.as_view(), name="tokens"),
     path("tokens/<int:pk>/", tokens.TokenView.as_view(), name="token"),
     path("tokens/<int:pk>/revoke/", tokens.TokenRevokeView.as_view(), name="token-revoke"),

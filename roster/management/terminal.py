@@ -83,6 +83,13 @@ def end(text: str) -> datetime:
         raise ArgumentTypeError(str(error)) from error
 
 
+def beginning(text: str) -> datetime:
+    try:
+        return tokens.parse_beginning(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
 def seconds(text: str) -> float:
     if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
         raise ArgumentTypeError(f"{text!r} is not a number of seconds")

@@ -17,7 +17,18 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from roster.admin import present
-from roster.models import Agent, Call, GuildMember, Invitation, Node, PortAllocation, StatusChange, Token, Tool
+from roster.models import (
+    Agent,
+    AuditEntry,
+    Call,
+    GuildMember,
+    Invitation,
+    Node,
+    PortAllocation,
+    StatusChange,
+    Token,
+    Tool,
+)
 
 register = template.Library()
 
@@ -51,6 +62,7 @@ _MORE: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
     ("Users", "admin:auth_user_changelist", User, ()),
     ("Invitations", "admin:roster_invitation_changelist", Invitation, ()),
     ("Groups", "admin:auth_group_changelist", Group, ()),
+    ("Audit log", "admin:roster_auditentry_changelist", AuditEntry, ()),
     ("All tables, recent actions", "admin:lists", None, ()),
     ("API", "docs", None, ()),
 ]

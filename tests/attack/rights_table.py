@@ -144,6 +144,15 @@ GET   /admin/roster/invitation/                         add_user                
 GET   /admin/roster/invitation/invite/                  add_user                                  200  403
 POST  /admin/roster/invitation/invite/                  add_user                                  200  403
 
+GET   /admin/roster/auditentry/                         view_auditentry                           200  403
+GET   /admin/roster/auditentry/add/                     none                                      -    403
+GET   /admin/roster/auditentry/<path:object_id>/history/ view_auditentry                          200  403
+GET   /admin/roster/auditentry/<path:object_id>/delete/ none                                      -    403
+POST  /admin/roster/auditentry/<path:object_id>/delete/ none                                      -    403
+GET   /admin/roster/auditentry/<path:object_id>/change/ view_auditentry                           200  403
+POST  /admin/roster/auditentry/<path:object_id>/change/ none                                      -    403
+GET   /admin/roster/auditentry/<path:object_id>/        known                                     302  -
+
 GET   /admin/auth/group/                                view_group|change_group                   200  403
 GET   /admin/auth/group/add/                            add_group                                 200  403
 GET   /admin/auth/group/<path:object_id>/history/       view_group|change_group                   200  403
@@ -204,6 +213,7 @@ GET   /api/tokens/                                known                         
 POST  /api/tokens/                                add_token                                  201 403  201 201 201
 GET   /api/tokens/<int:pk>/                       none                                       -   404  404 404 404
 POST  /api/tokens/<int:pk>/revoke/                none                                       -   404  404 404 404
+GET   /api/audit/                                 view_auditentry                            200  403 403 403 403
 GET   /api/agent-config/                          known                                      200 -    200 200 200
 POST  /api/agent-config/                          add_token                                  201 403  201 201 201
 GET   /api/agents/                                invoke_tool                                200 403  200 200 200

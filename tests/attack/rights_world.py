@@ -22,6 +22,7 @@ from roster.models import (
     Agent,
     AgentEvent,
     AgentMessage,
+    AuditEntry,
     Call,
     GuildMember,
     Node,
@@ -50,9 +51,10 @@ WORDS: dict[str, Set[str]] = {
     "word-of-token": {"view_call", "change_call"},  # calls have the name of their token
     "word-of-client": NOBODY,
     "word-of-set": NOBODY,
-    "word-of-invitation": {"add_user"},  # the note of an invitation
     "word-of-secret-name": {"view_secret", "change_secret", "delete_secret"},
     "word-of-secret-value": NOBODY,
+    "word-of-invitation": {"add_user", "view_auditentry"},  # the note of an invitation
+    "word-of-audit": {"view_auditentry"},
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
     "word-of-hidden-tool": NOBODY,
 }
@@ -70,7 +72,12 @@ MODELS = (
     "secret",
 )
 VERBS = ("view", "change", "add", "delete")
-PERMISSIONS = ("invoke_tool", "control_member", *(f"{verb}_{model}" for model in MODELS for verb in VERBS))
+PERMISSIONS = (
+    "invoke_tool",
+    "control_member",
+    "view_auditentry",
+    *(f"{verb}_{model}" for model in MODELS for verb in VERBS),
+)
 
 
 @dataclass
@@ -158,6 +165,9 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     preset = Preset.objects.create(user=owner, tool=tool, name="word-of-set", arguments={"text": "word-of-set"})
     viewer = Role.objects.get(name="viewer")
     link = invitations.invite(viewer, inviter=None, note="word-of-invitation")[1]
+    details = {"note": "word-of-audit", "members": [member.name], "tools": [f"{member.name}/{tool_name}"]}
+    AuditEntry.record(AuditEntry.Kind.TOKEN_CREATED, "token", before=details, after=details)
+    AuditEntry.record(AuditEntry.Kind.MEMBER_STARTED, f"member {member.name}", member=member.name, after=details)
     content = ContentType.objects.get_for_model(GuildMember)
     LogEntry.objects.create(user=owner, content_type=content, object_id=member.pk, action_flag=CHANGE)
     return {
@@ -165,6 +175,7 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
         **{"token_id": token.pk, "preset_id": preset.pk, "name": member.name, "tool": tool_name},
         **{"call": call.pk, "agent": agent.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
+        "auditentry": AuditEntry.objects.latest("pk").pk,
         **{"node": Node.objects.get_or_create(name="main")[0].pk},
         **{"link_secret": link.split("/")[-2]},
         **{"user": owner.pk, "group": owner.groups.get().pk},
