@@ -10,12 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from django.db import OperationalError
@@ -822,9 +824,11 @@ def test_a_valid_token_is_usable_while_another_thread_renews_it_once(
     tokens = SimpleNamespace(
         Scope=Token.Scope,
         objects=SimpleNamespace(filter=lambda **values: rows),
-        make=lambda **values: (SimpleNamespace(pk=1), "gh_short"),
+        make=lambda **values: (SimpleNamespace(pk=1, audit_name="token gh_short"), "gh_short"),
     )
     monkeypatch.setattr(mcp_stdio, "Token", tokens)
+    monkeypatch.setattr(mcp_stdio, "AuditEntry", MagicMock())
+    monkeypatch.setattr(mcp_stdio, "transaction", SimpleNamespace(atomic=nullcontext))
     monkeypatch.setattr(mcp_stdio, "user_for_token", lambda name: None)
     monkeypatch.setattr(mcp_stdio, "connection", SimpleNamespace(close=lambda: None))
     started_at = timezone.now()
