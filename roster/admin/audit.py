@@ -92,6 +92,9 @@ class AuditAdmin(RuntimeRowAdmin):
         entry = super().get_object(request, object_id, from_field)
         return entry and _visible([entry], request)[0]
 
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        return super().changelist_view(request, {"title": "Audit log", **(extra_context or {})})
+
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         changelist = super().get_changelist_instance(request)
         changelist.result_list = _visible(changelist.result_list, request)

@@ -59,7 +59,7 @@ class Migration(migrations.Migration):
             name='AuditEntry',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False)),
+                ('at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False, verbose_name='time')),
                 ('kind', models.CharField(editable=False, max_length=30)),
                 ('source', models.CharField(editable=False, max_length=10)),
                 ('actor', models.CharField(editable=False, help_text='Who did it, by name.', max_length=400)),
@@ -72,7 +72,7 @@ class Migration(migrations.Migration):
                 ('after', models.JSONField(editable=False, null=True)),
             ],
             options={
-                'verbose_name_plural': 'audit log',
+                'verbose_name_plural': 'audit entries',
                 'ordering': ['-id'],
                 'default_permissions': ('view',),
                 'base_manager_name': 'objects',

@@ -166,7 +166,7 @@ class AuditEntry(models.Model):
         Kind.MEMBER_REMOVED: (2000, 20),
     }
 
-    at = models.DateTimeField(db_default=Now(), editable=False)
+    at = models.DateTimeField("time", db_default=Now(), editable=False)
     # Without `choices`, so that a new kind needs no migration, and a version without it can still show its entries.
     kind = models.CharField(max_length=30, editable=False)
     source = models.CharField(max_length=10, editable=False)
@@ -185,7 +185,7 @@ class AuditEntry(models.Model):
         ordering = ["-id"]
         base_manager_name = "objects"
         default_permissions = ("view",)
-        verbose_name_plural = "audit log"
+        verbose_name_plural = "audit entries"
         indexes = [models.Index(fields=["kind", "at"]), models.Index(fields=["at"])]
 
     def __str__(self) -> str:
@@ -299,13 +299,12 @@ class AuditOverflow(models.Model):
                     row.record()
 
     def record(self) -> None:
-        actor = of_runtime()
         AuditEntry.objects.create(
             kind=self.kind,
-            source=actor.source,
-            actor=actor.name,
+            source=AuditEntry.Source.RUNTIME,
+            actor="several",
             target=f"{self.count:,} more, which have no entries of their own",
-            after={"count": self.count, "hour": self.hour.isoformat()},
+            after={"count": self.count, "hour": f"{self.hour:%Y-%m-%d %H}:00 UTC"},
         )
 
 
