@@ -10,9 +10,17 @@ admin. SECRETS_OF_MEMBER and DELETE_SECRET are a permission together with any th
 are rows of another user, who may use a reserved member. So only superusers may change this user and the group of the
 member. The last three statuses are for tokens whose user has every permission: tokens for the member of the route, for
 its tool, and for nothing that exists. Methods without a row return only what GET returns.
+
+`OWN` has the routes that also open for one's own rows: calls, tokens, agents and presets of the user, and users and
+groups that have no right which the editor lacks. The required right is the one for these.
+
+`rights_page` makes docs/roles.md from these tables.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
 
 ADMIN = """
 GET   /admin/lists/                                     known                                     200  -
@@ -227,6 +235,40 @@ GET   /api/docs/                                  known                         
 GET   /api/(nowhere)                              none                                       -   404  404 404 404
 """
 
+OWN = """
+GET   /admin/roster/call/compare/                       known                                     200  -
+GET   /admin/roster/call/<int:call_id>/part/            known                                     200  -
+POST  /admin/roster/call/<int:call_id>/cancel/          known                                     302  -
+POST  /admin/roster/call/<int:call_id>/replay/          invoke_tool                               302  403
+GET   /admin/roster/call/<int:call_id>/previous/        known                                     302  -
+GET   /admin/roster/call/<path:object_id>/history/      known                                     200  -
+GET   /admin/roster/call/<path:object_id>/change/       known                                     200  -
+POST  /admin/roster/agent/<int:agent_id>/send/          invoke_tool                               302  403
+POST  /admin/roster/agent/<int:agent_id>/stop/          invoke_tool                               302  403
+GET   /admin/roster/agent/<int:agent_id>/parts/<slug:part>/ known                                 200  -
+GET   /admin/roster/agent/<path:object_id>/history/     known                                     200  -
+GET   /admin/roster/agent/<path:object_id>/change/      known                                     200  -
+POST  /admin/roster/token/<int:token_id>/revoke/        delete_token                              302  403
+GET   /admin/roster/token/<int:token_id>/parts/<slug:part>/ view_token                            200  403
+GET   /admin/roster/token/<path:object_id>/history/     view_token                                200  403
+GET   /admin/roster/token/<path:object_id>/delete/      delete_token                              200  403
+POST  /admin/roster/token/<path:object_id>/delete/      delete_token                              200  403
+GET   /admin/roster/token/<path:object_id>/change/      view_token                                200  403
+GET   /admin/roster/tool/<int:tool_id>/call/<int:call_id>/ invoke_tool                            200  403
+POST  /admin/roster/tool/<int:tool_id>/presets/<int:preset_id>/delete/ invoke_tool                302  403
+GET   /admin/auth/group/<path:object_id>/delete/        delete_group                              200  403
+GET   /admin/auth/user/<id>/password/                   change_user                               200  403
+POST  /admin/auth/user/<path:object_id>/change/         change_user                               200  403
+GET   /api/calls/<int:pk>/                              known                                     200  -
+POST  /api/calls/<int:pk>/cancel/                       known                                     409  -
+GET   /api/tokens/<int:pk>/                             known                                     200  -
+POST  /api/tokens/<int:pk>/revoke/                      known                                     200  -
+GET   /api/agents/<int:pk>/                             known                                     200  -
+POST  /api/agents/<int:pk>/messages/                    invoke_tool                               202/503 403
+GET   /api/agents/<int:pk>/events/                      known                                     200  -
+POST  /api/agents/<int:pk>/stop/                        invoke_tool                               409  403
+"""
+
 # The gateway: each address, its pattern, and the kinds of token that can use it.
 GATEWAY_PATHS = """
 /mcp                     /mcp                     full members tools empty nothing
@@ -275,3 +317,63 @@ notifications/roots/list_changed  tool         none             tool         non
 {EVERY_OTHER}                     none         none             all          all
 {EVERY_OTHER_NOTICE}              none         none             all          none
 """
+
+
+class Rights(Protocol):
+    """Who asks: `rights_world.Who`, or a column of `rights_page`."""
+
+    permissions: frozenset[str]
+    is_known: bool
+    is_superuser: bool
+
+
+WITH_A_VIEW = {
+    "SECRETS_OF_MEMBER": "change_secret&view_guildmember|change_secret&change_guildmember",
+    "DELETE_SECRET": "delete_secret&view_secret|delete_secret&change_secret",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of ADMIN, API or OWN."""
+
+    method: str
+    route: str
+    opened_by: str
+    statuses_if_allowed: frozenset[int]
+    statuses_if_denied: frozenset[int]
+    narrowed: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, line: str) -> Row:
+        method, route, opened_by, allowed, denied, *narrowed = line.split()
+        numbers = [frozenset(int(number) for number in word.split("/") if number != "-") for word in (allowed, denied)]
+        return cls(method, route, opened_by, *numbers, tuple(map(int, narrowed)))
+
+    @property
+    def is_api(self) -> bool:
+        return not self.route.startswith("/admin/")
+
+    @property
+    def alternatives(self) -> list[set[str]]:
+        """Sets of permissions, each of which opens the route."""
+        if self.opened_by in ("public", "known", "none", "superuser"):
+            return []
+        expression = self.opened_by
+        expression = WITH_A_VIEW.get(expression, expression)
+        if "VIEW_CALL" in expression:
+            expression = "|".join(expression.replace("VIEW_CALL", f"{verb}_call") for verb in ("view", "change"))
+        return [set(alternative.split("&")) for alternative in expression.split("|")]
+
+    def opens_for(self, principal: Rights) -> bool:
+        if self.opened_by == "public" or not principal.is_known:
+            return self.opened_by == "public"
+        if self.opened_by == "known":
+            return True
+        if principal.is_superuser:
+            return self.opened_by != "none"
+        return any(alternative <= principal.permissions for alternative in self.alternatives)
+
+
+ROWS = [Row.of(line) for table in (ADMIN, API) for line in table.splitlines() if line.strip()]
+OWN_ROWS = [Row.of(line) for line in OWN.strip().splitlines()]

@@ -178,8 +178,16 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
         "auditentry": AuditEntry.objects.latest("pk").pk,
         **{"node": Node.objects.get_or_create(name="main")[0].pk},
         **{"link_secret": link.split("/")[-2]},
-        **{"user": owner.pk, "group": owner.groups.get().pk},
+        **{"user": owner.pk, "group": owner.groups.values_list("pk", flat=True).last()},
     }
+
+
+def own_ids(principal: Who, data_dir: Path) -> dict[str, Any]:
+    """The ids of rows of the principal, and of a user and a group that have no rights."""
+    owner = User.objects.get(username=principal.name)
+    ids = _belongings(_member(f"member-{owner.pk}", data_dir), "add", owner)
+    lesser = User.objects.create_user(f"less than {owner.pk}")
+    return {**ids, "user": lesser.pk, "id": lesser.pk, "group": Group.objects.create(name=f"empty {owner.pk}").pk}
 
 
 # Principals -------------------------------------------------------------------------------------------------------
@@ -221,6 +229,7 @@ class People:
             _with_invalid_token(full, "expired", expires_at=past),
         ]
         with_roles = [_with_role(role) for role in Role.objects.all()]
+        self.with_all_rights_of_roles = [self.nothing, *with_roles, self.root]
         self.everybody = [self.nothing, self.full, self.root, self.anonymous, _inactive(), *with_roles, *invalid]
         scopes: list[dict[str, Any]] = [
             {"scope": "members", "members": [world.member]},

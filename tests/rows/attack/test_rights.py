@@ -19,7 +19,8 @@ from django.urls import URLResolver, get_resolver
 
 from mcp_runtime.security import principals
 from roster.models import Call
-from tests.attack import rights_table, rights_world
+from tests.attack import rights_world
+from tests.attack.rights_table import OWN_ROWS, ROWS, Row
 from tests.attack.rights_world import PERMISSIONS, WORDS, Who, World
 
 # Thousands of requests of code whose coverage other tests measure. To measure it here too takes twice the time.
@@ -39,52 +40,6 @@ BODIES = {
     "/api/agents/<int:pk>/messages/": {"prompt": "hello"},
     "/api/members/<str:name>/move/": {"node": "main"},
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    method: str
-    route: str
-    opened_by: str
-    statuses_if_allowed: frozenset[int]
-    statuses_if_denied: frozenset[int]
-    narrowed: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, line: str) -> Row:
-        method, route, opened_by, allowed, denied, *narrowed = line.split()
-        numbers = [frozenset(int(number) for number in word.split("/") if number != "-") for word in (allowed, denied)]
-        return cls(method, route, opened_by, *numbers, tuple(map(int, narrowed)))
-
-    @property
-    def is_api(self) -> bool:
-        return not self.route.startswith("/admin/")
-
-    @property
-    def alternatives(self) -> list[set[str]]:
-        """Sets of permissions, each of which opens the route."""
-        if self.opened_by in ("public", "known", "none", "superuser"):
-            return []
-        expression = self.opened_by
-        expression = {
-            "SECRETS_OF_MEMBER": "change_secret&view_guildmember|change_secret&change_guildmember",
-            "DELETE_SECRET": "delete_secret&view_secret|delete_secret&change_secret",
-        }.get(expression, expression)
-        if "VIEW_CALL" in expression:
-            expression = "|".join(expression.replace("VIEW_CALL", f"{verb}_call") for verb in ("view", "change"))
-        return [set(alternative.split("&")) for alternative in expression.split("|")]
-
-    def opens_for(self, principal: Who) -> bool:
-        if self.opened_by == "public" or not principal.is_known:
-            return self.opened_by == "public"
-        if self.opened_by == "known":
-            return True
-        if principal.is_superuser:
-            return self.opened_by != "none"
-        return any(alternative <= principal.permissions for alternative in self.alternatives)
-
-
-ROWS = [Row.of(line) for table in (rights_table.ADMIN, rights_table.API) for line in table.splitlines() if line.strip()]
 
 
 def routes(resolver: URLResolver | None = None, prefix: str = "/") -> Iterator[str]:
@@ -215,6 +170,38 @@ def test_only_principals_of_the_table_are_allowed_and_no_data_of_others_is_shown
         for principal, status in zip(people.narrowed, row.narrowed, strict=False):
             narrow_row = Row(row.method, row.route, "known", frozenset([status]), frozenset())
             problems += find_faults(narrow_row, principal, clients_for(row, principal)[-1], world.ids, True)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.usefixtures("several_nodes")
+def test_each_role_may_do_with_its_own_rows_what_the_table_says(world: World, tmp_path: Path) -> None:
+    """Its own calls, tokens, agents and presets, and a user and a group without rights."""
+    people, problems = rights_world.People(world), []
+    assert {(row.method, row.route) for row in OWN_ROWS} <= {(row.method, row.route) for row in ROWS}
+    for principal in people.with_all_rights_of_roles:
+        ids = rights_world.own_ids(principal, tmp_path)
+        for row in OWN_ROWS:
+            for client in clients_for(row, principal):
+                response = ask(client, row.method, row.route, ids)
+                expected = row.statuses_if_allowed if row.opens_for(principal) else row.statuses_if_denied
+                if response.status not in expected:
+                    problems.append(f"{row.method} {row.route} by {principal.name}: {response.status}, not {expected}")
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.usefixtures("several_nodes")
+def test_own_rows_open_nothing_that_is_not_in_the_table(world: World, tmp_path: Path) -> None:
+    people, problems = rights_world.People(world), []
+    own_rows = {(row.method, row.route) for row in OWN_ROWS}
+    for principal in people.with_all_rights_of_roles:
+        ids = rights_world.own_ids(principal, tmp_path)
+        for row in ROWS:
+            if row.opens_for(principal) or (row.method, row.route) in own_rows:
+                continue
+            for client in clients_for(row, principal):
+                response = ask(client, row.method, row.route, ids)
+                if response.status not in row.statuses_if_denied:
+                    problems.append(f"{row.method} {row.route} by {principal.name}: {response.status}")
     assert not problems, "\n".join(problems)
 
 
