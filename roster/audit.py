@@ -26,6 +26,7 @@ from roster.models import Actor, AuditEntry, GuildMember, Token
 Kind = AuditEntry.Kind
 PERMISSION = "roster.view_auditentry"
 WITH_TOKEN = " with token "  # noqa: S105 - words between the names of a user and a token
+SOMEBODY = "somebody"  # who is not logged in
 UNKNOWN_NAME = "an unknown name"
 HIDDEN = "one that you may not see"
 
@@ -39,7 +40,7 @@ def actor_of(request: HttpRequest) -> Actor:
     source = AuditEntry.Source.REST if hasattr(request, "auth") else AuditEntry.Source.WEB
     user: Any = getattr(request, "user", None)
     if user is None or not user.is_authenticated:
-        return Actor(source, "nobody who is logged in")
+        return Actor(source, SOMEBODY)
     token_id = getattr(principal, "token_id", None)
     if token_id is None:
         return Actor(source, user.get_username(), user.pk)
@@ -72,7 +73,7 @@ def _record_logout(request: HttpRequest | None, user: User | None, **_: Any) -> 
 def _record_failed_login(credentials: dict[str, Any], request: HttpRequest | None = None, **_: Any) -> None:
     """An unknown name is not stored, because people type their password into the wrong field."""
     user = User.objects.filter(username=str(credentials.get("username", ""))[:150].replace("\0", "")).first()
-    actor = Actor(AuditEntry.Source.WEB, "nobody who is logged in", address=_address_of(request))
+    actor = Actor(AuditEntry.Source.WEB, SOMEBODY, address=_address_of(request))
     AuditEntry.record(Kind.LOGIN_FAILED, _name(user) if user else UNKNOWN_NAME, actor=actor)
 
 
@@ -215,13 +216,11 @@ def _name(row: Any) -> str:
     return row.audit_name if isinstance(row, Token) else f"group {row.name}"
 
 
-@receiver(pre_save, dispatch_uid="audit")
 def _before_save(sender: Any, instance: Any, update_fields: frozenset[str] | None, raw: bool = False, **_: Any) -> None:
     if _is_watched(sender, instance, update_fields, raw) and not instance._state.adding:
         _begin((sender, instance.pk))
 
 
-@receiver(post_save, dispatch_uid="audit")
 def _after_save(
     sender: Any, instance: Any, created: bool, update_fields: frozenset[str] | None, raw: bool = False, **_: Any
 ) -> None:
@@ -231,8 +230,13 @@ def _after_save(
         _end((sender, instance.pk))
 
 
+for _model in COLUMNS:
+    pre_save.connect(_before_save, sender=_model, dispatch_uid=f"audit:{_model.__name__}")
+    post_save.connect(_after_save, sender=_model, dispatch_uid=f"audit:{_model.__name__}")
+
+
 def _is_watched(sender: Any, instance: Any, update_fields: frozenset[str] | None, raw: bool) -> bool:
-    if sender not in COLUMNS or raw:
+    if raw:
         return False
     # A login may write the same password with a newer hash.
     if sender is User and update_fields == frozenset({"password"}) and instance._password is None:
