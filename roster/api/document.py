@@ -31,6 +31,8 @@ class SchemaView(SpectacularAPIView):
         "ENUM_NAME_OVERRIDES": {
             "MemberStatus": "roster.models.GuildMember.Status",
             "CallStatus": "roster.models.Call.Status",
+            "SourceEnum": "roster.models.Call.Source",
+            "AuditSource": "roster.models.AuditEntry.Source",
             "TokenScope": "roster.models.Token.Scope",
             "AgentStatus": "roster.models.Agent.Status",
             "ErrorKind": Call.ErrorKind.choices,

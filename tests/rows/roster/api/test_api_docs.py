@@ -56,6 +56,7 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         "/api/tokens/": {"get", "post"},
         "/api/tokens/{id}/": {"get"},
         "/api/tokens/{id}/revoke/": {"post"},
+        "/api/audit/": {"get"},
         "/api/agent-config/": {"get", "post"},
         "/api/agents/": {"get", "post"},
         agent: {"get"},
@@ -103,6 +104,6 @@ def test_the_docs_load_their_document(bob: User) -> None:
 
 def test_the_index_has_links_to_all_parts(as_alice: Client) -> None:
     index = as_alice.get("/api/").json()
-    assert set(index) == {"roster", "members", "nodes", "calls", "tokens", "agents", "docs", "schema"}
+    assert set(index) == {"roster", "members", "nodes", "calls", "tokens", "agents", "audit", "docs", "schema"}
     for address in index.values():
         assert as_alice.get(address).status_code == 200
