@@ -15,7 +15,9 @@ from mcp_runtime.rows import lease
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
 from mcp_runtime.secrets.references import SECRET_NAME
-from roster.models import GuildMember, Secret, SecretUse
+from roster.models import AuditEntry, GuildMember, Secret, SecretUse
+
+Kind = AuditEntry.Kind
 
 KEY_STEPS = ("add", "use", "drop")
 
@@ -49,7 +51,9 @@ def set_secret(name: str, value: str, by: User | None) -> Secret:
     except SecretError as error:
         raise RequestRefusedError(str(error)) from error
     columns = {"encrypted": encrypted, "changed_at": timezone.now(), "changed_by": by}
-    secret, _ = Secret.objects.update_or_create(name=name, defaults=columns)
+    with short_transaction():
+        secret, is_new = Secret.objects.update_or_create(name=name, defaults=columns)
+        AuditEntry.record(Kind.SECRET_SET, _name(secret), after={"is_new": is_new})
     _try_again(GuildMember.objects.filter(secret_uses__secret=secret))
     return secret
 
@@ -64,7 +68,10 @@ def require_usable(value: str) -> None:
 
 def delete_secret(secret: Secret) -> None:
     """Delete it. Members that have its value keep it until they end."""
-    secret.delete()
+    with short_transaction():
+        members = sorted(secret.uses.values_list("member__name", flat=True))
+        AuditEntry.record(Kind.SECRET_DELETED, _name(secret), before={"members": members})
+        secret.delete()
 
 
 def allow_secret(secret: Secret, member: GuildMember, by: User | None, *, identity: str | None = None) -> None:
@@ -76,13 +83,18 @@ def allow_secret(secret: Secret, member: GuildMember, by: User | None, *, identi
     if identity is not None and identity != digest:
         raise RequestRefusedError(f"the manifest of {member.name!r} has just changed; look at it again")
     columns = {"digest": digest, "allowed_at": timezone.now(), "allowed_by": by}
-    SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
+    with short_transaction():
+        SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
+        AuditEntry.record(Kind.SECRET_ALLOWED, _name(secret), member=member.name, after={"members": [member.name]})
     _try_again(GuildMember.objects.filter(pk=member.pk))
 
 
 def forbid_secret(secret: Secret, member: GuildMember) -> None:
     """Do not allow the member any more to use the secret. It keeps the value until it ends."""
-    SecretUse.objects.filter(secret=secret, member=member).delete()
+    with short_transaction():
+        if SecretUse.objects.filter(secret=secret, member=member).delete()[0]:
+            before = {"members": [member.name]}
+            AuditEntry.record(Kind.SECRET_FORBIDDEN, _name(secret), member=member.name, before=before)
 
 
 def choose_members(secret: Secret, members: Iterable[GuildMember], by: User | None, *, of: Collection[str]) -> None:
@@ -93,7 +105,8 @@ def choose_members(secret: Secret, members: Iterable[GuildMember], by: User | No
     chosen = {member.pk: member for member in members if member.name in of}
     with short_transaction():
         uses = SecretUse.objects.filter(secret=secret, member__name__in=of)
-        uses.exclude(member__in=chosen).delete()
+        for use in uses.exclude(member__in=chosen).select_related("member"):
+            forbid_secret(secret, use.member)
         for pk in set(chosen) - set(uses.values_list("member_id", flat=True)):
             allow_secret(secret, chosen[pk], by)
 
@@ -150,7 +163,12 @@ def rotate_key(steps: Collection[str]) -> int:
             keys.drop_old()
     except SecretError as error:
         raise RequestRefusedError(str(error)) from error
+    AuditEntry.record(Kind.SECRETS_KEY_ROTATED, "the key file", after={"steps": list(steps)})
     return Secret.objects.count()
+
+
+def _name(secret: Secret) -> str:
+    return f"secret {secret.name}"
 
 
 def _try_again(members: QuerySet[GuildMember]) -> None:

@@ -153,11 +153,16 @@ class AuditEntry(models.Model):
         MEMBER_RESERVED = "member_reserved", "reserved member"
         TOOL_ENABLED = "tool_enabled", "enabled tool"
         TOOL_DISABLED = "tool_disabled", "disabled tool"
+        SECRET_SET = "secret_set", "set secret"
+        SECRET_DELETED = "secret_deleted", "deleted secret"
+        SECRET_ALLOWED = "secret_allowed", "allowed secret"
+        SECRET_FORBIDDEN = "secret_forbidden", "forbade secret"
+        SECRETS_KEY_ROTATED = "secrets_key_rotated", "rotated key of secrets"
         NODE_DRAINED = "node_drained", "drained node"
         NODE_UNDRAINED = "node_undrained", "undrained node"
         NODE_REMOVED = "node_removed", "removed node"
 
-    MIN_DAYS = 30  # the triggers of migration 0029 have the same number
+    MIN_DAYS = 30  # the triggers of migration 0030 have the same number
     # Entries in an hour, and of these about one target. Strangers and members cause them, as often as they like. The
     # rest is counted, and becomes one entry.
     LIMITS: ClassVar[dict[str, tuple[int, int]]] = {

@@ -13,7 +13,7 @@ from django.db import transaction
 from django.test import Client
 
 from mcp_runtime.control import members as control
-from mcp_runtime.control import nodes
+from mcp_runtime.control import nodes, secrets
 from mcp_runtime.control.tokens import NewToken, delete_token, make_token, revoke_token
 from mcp_runtime.members import discovery
 from mcp_runtime.protocol.errors import RequestRefusedError
@@ -377,6 +377,33 @@ def test_drained_and_removed_nodes_and_moved_members_are_recorded(monkeypatch: p
         ("node_undrained", "node a", None, None),
         ("node_removed", "node a", {"members_without_node": 1}, None),
     ]
+
+
+def test_secrets_are_recorded_without_their_values(settings: Any, tmp_path: Path) -> None:
+    settings.GUILD_HALL_SECRETS_KEY_FILE = tmp_path / "secrets-key"
+    row = member()
+
+    def use_a_secret() -> None:
+        secret = secrets.set_secret("key", "canary-4711", by=None)
+        secrets.allow_secret(secret, row, by=None)
+        secrets.forbid_secret(secret, row)
+        secrets.forbid_secret(secret, row)  # changes nothing
+        secrets.choose_members(secret, [row], None, of={"notes"})
+        secrets.set_secret("key", "canary-4712", by=None)
+        secrets.rotate_key(secrets.KEY_STEPS)
+        secrets.delete_secret(secret)
+
+    entries = new_entries(use_a_secret)
+    assert entries == [
+        ("secret_set", "secret key", None, {"is_new": True}),
+        ("secret_allowed", "secret key", None, {"members": ["notes"]}),
+        ("secret_forbidden", "secret key", {"members": ["notes"]}, None),
+        ("secret_allowed", "secret key", None, {"members": ["notes"]}),
+        ("secret_set", "secret key", None, {"is_new": False}),
+        ("secrets_key_rotated", "the key file", None, {"steps": ["add", "use", "drop"]}),
+        ("secret_deleted", "secret key", {"members": ["notes"]}, None),
+    ]
+    assert "canary" not in str(entries)
 
 
 def test_the_admin_and_rest_name_the_user() -> None:

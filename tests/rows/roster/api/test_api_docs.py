@@ -50,6 +50,8 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         **{f"/api/nodes/{{node}}/{verb}/": {"post"} for verb in NODE_VERBS},
         "/api/nodes/{node}/remove/": {"post"},
         "/api/nodes/rebalance/": {"post"},
+        "/api/secrets/": {"get"},
+        "/api/secrets/{secret}/": {"get", "put", "delete"},
         "/api/calls/": {"get"},
         call: {"get"},
         f"{call}cancel/": {"post"},
