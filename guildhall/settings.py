@@ -418,6 +418,15 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 # Files with logins: of the agents, and of the PostgreSQL client.
 PRIVATE_PLACES.append(Path(os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude"), ".credentials.json"))
 PRIVATE_PLACES.append(Path(os.environ.get("PGPASSFILE") or os.path.expanduser("~/.pgpass")))
+PRIVATE_PLACES += [GUILD_HALL_NODE_CERTIFICATE] if GUILD_HALL_NODE_CERTIFICATE is not None else []
+# Ranges of TCP ports where a member in a sandbox cannot connect to: those of all members, the hall and its services.
+DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}
+_ports = {
+    *(GUILD_HALL_PORT, GUILD_HALL_GATEWAY_PORT, urlsplit(GUILD_HALL_NODE_URL).port),
+    urlsplit(BROKER_URL).port or DEFAULT_PORTS.get(urlsplit(BROKER_URL).scheme),
+    None if "sqlite" in DATABASES["default"]["ENGINE"] else DATABASES["default"].get("PORT") or 5432,
+}
+PRIVATE_PORTS = [MANAGED_PORTS, *sorted((int(port), int(port)) for port in _ports if port)]
 
 # Celery: a queue of notifications for each node. A message carries nothing and may be lost; the rows say it all. ---
 

@@ -99,6 +99,7 @@ class NodeReport:
     labels: list[str]
     is_draining: bool
     holds_lease: bool  # it is not alive, and still holds its lease, because its fence was off
+    sandbox_gaps: dict[str, str] | None  # why it cannot enforce a protection of a sandbox. None if it is unknown
     members: int | None  # connected ones
     calls_per_minute: int | None  # calls that ended in the last minute
     cpu_percent: float | None  # of one core
@@ -142,6 +143,7 @@ def report(node: Any) -> NodeReport:
         url=node.url,
         capacity=node.capacity,
         labels=list(node.labels),
+        sandbox_gaps=node.sandbox_gaps,
         is_draining=node.is_draining,
         holds_lease=not is_alive and not node.is_alone and lease.is_irrevocable(node),
         members=(node.member_count or 0) if is_alive else None,

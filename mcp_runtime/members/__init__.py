@@ -8,6 +8,7 @@ logs                      reads a member's log
 status                    the only writer of a member's status
 lifecycle, starting, readiness, start_limits, announcements    start, stop and refresh one member
 tools                     a member's tools as rows
+sandboxes, usage          the policy for a member's sandbox, and the limits that the hall itself checks
 live                      the members that have a process or a connection now
 supervisor, restarts, availability, silence, signs_of_life     decide when to start and stop
 

@@ -183,12 +183,15 @@ class Lifecycle:
         where = f"at {live_member.endpoint}" if live_member.is_remote else f"on port {live_member.port}"
         self._record_failure(live_member, "connection", f"member {live_member.name!r} does not answer {where}: {error}")
 
-    def fail(self, live_member: LiveMember, cause: str, message: str) -> None:
-        """End the process of a connected member that does not work, and put it in ERROR."""
+    def fail(self, live_member: LiveMember, cause: str, message: str, timeout: float = process.STOP_TIMEOUT) -> None:
+        """End the process of a connected member that does not work, and put it in ERROR.
+
+        It gets `timeout` seconds between SIGTERM and SIGKILL.
+        """
         if live_member.stop_requested.is_set() or not self._members.holds(live_member):
             return  # another thread ends it
         live_member.stop_requested.set()
-        live_member.process.stop()
+        live_member.process.stop(timeout)
         self._members.remove(live_member)
         self._record_failure(live_member, cause, message)
 

@@ -29,6 +29,8 @@ class LiveMember:
     process: MemberProcess | NoProcess
     endpoint: str
     limits: StartLimits | None = None
+    max_processes: int = 0  # at the same time. 0 without a limit
+    max_memory: int = 0  # bytes of all its processes together. 0 without a limit
     hall_exchange: Exchange = field(default_factory=Exchange)  # for the hall's own requests: handshake, tools/list
     listening: Exchange = field(default_factory=Exchange)  # for the stream of its announcements and requests
     silence: Silence = field(default_factory=Silence)

@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -89,11 +89,12 @@ class MemberProcess:
         environment: dict[str, str],
         log: MemberLog,
         on_exit: Callable[[MemberProcess], None],
+        descriptors: Collection[int] = (),
     ) -> MemberProcess:
         """Start `argv` in `directory` (REQ-MCP-HTTP-11). Raises SpawnError (REQ-MCP-HTTP-40).
 
-        `on_exit` is called once after the end, in one of `exit_threads`, and may wait. By then the whole group has
-        ended.
+        It inherits the `descriptors`. `on_exit` is called once after the end, in one of `exit_threads`, and may wait.
+        By then the whole group has ended.
         """
         if not directory.is_dir():
             raise SpawnError(f"its folder {directory} is gone")
@@ -108,6 +109,7 @@ class MemberProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    pass_fds=descriptors,
                     umask=user_umask(),
                 )
         except FileNotFoundError as error:

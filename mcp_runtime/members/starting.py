@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,18 @@ from django.utils import timezone
 from mcp_runtime.bridge import command as bridge
 from mcp_runtime.client import remote
 from mcp_runtime.client.client import JsonRpcClient
-from mcp_runtime.members import logs, ports, process
+from mcp_runtime.members import logs, ports, process, sandboxes
 from mcp_runtime.members.live import LiveMember, LiveMembers
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.output import MemberLog
 from mcp_runtime.members.process import MemberProcess, NoProcess
 from mcp_runtime.members.readiness import StoppedWhileStartingError, await_introduction
+from mcp_runtime.members.sandboxes import Sandboxes
 from mcp_runtime.members.start_limits import StartLimits
 from mcp_runtime.members.status import Status, Statuses
 from mcp_runtime.protocol.errors import ExitedEarlyError, McpRuntimeError, NoFreePortError, UrlError
 from mcp_runtime.rows.database import give_connection_back, short_transaction
+from mcp_runtime.sandbox import command as sandbox
 from mcp_runtime.secrets import references
 from mcp_runtime.secrets.values import MemberSecrets
 from mcp_runtime.system.runtime_id import RuntimeId
@@ -51,6 +53,7 @@ SPAWN_GRACE = 0.3  # seconds that `kill_everything` waits for spawns in progress
 PROGRESS_AFTER = 0.8
 PROGRESS_INTERVAL = 0.9  # seconds between two writes, because turns of the supervisor may be shorter
 PROGRESS_LENGTH = 200  # of GuildMember.progress
+Secrets = tuple[str, ...]
 LEASE_LOST = "the runtime lost its lease during the start"
 
 
@@ -58,8 +61,9 @@ LEASE_LOST = "the runtime lost its lease during the start"
 class StartOptions:
     """The settings for all starts of one runtime.
 
-    `private_paths` are files and folders of the hall. Manifests cannot refer to them. `secret_files_dir` is the folder
-    with files for members to which they can refer.
+    `private_paths` are files and folders of the hall. Manifests cannot refer to them, and a member in a sandbox cannot
+    read them. `secret_files_dir` is the folder with files for members to which manifests can refer. A member in a
+    sandbox cannot connect to `refused_ports`, which are ranges of TCP ports.
     """
 
     hall_id: uuid.UUID
@@ -71,6 +75,7 @@ class StartOptions:
     plain_http_hosts: Collection[str] = ()
     private_paths: Collection[Path] = ()
     secret_files_dir: Path | None = None
+    refused_ports: Collection[tuple[int, int]] = ()
 
 
 class Starter:
@@ -99,6 +104,11 @@ class Starter:
         # Each spawn has its own environment tag. So a sweep for the processes of a failed start never finds those of
         # the next start.
         self._tag_prefix = process.tag_prefix(options.hall_id, options.runtime)
+        self._sandboxes = Sandboxes(
+            data_dir=options.data_dir,
+            private_paths=(options.members_dir, *options.private_paths),
+            refused_ports=(options.port_range, *options.refused_ports),
+        )
         self._spawn_numbers = itertools.count(1)
         self._spawn_condition = threading.Condition()
         self._spawns_in_progress = 0  # protected by _spawn_condition
@@ -232,23 +242,25 @@ class Starter:
         raise NoFreePortError(first, last)
 
     def _spawn(self, member: GuildMember, manifest: Manifest, port: int) -> LiveMember:
-        sources = self._sources(member, manifest)
-        command, *args = manifest.argv(port)
-        filled_args = references.resolve(dict(zip(map(str, range(len(args))), args, strict=True)), sources, "args")
-        variables = references.resolve(manifest.environment(port), sources, "env")
-        secrets = (*filled_args.secrets, *variables.secrets)
-        argv = [command, *filled_args.values.values()]
-        if manifest.transport == "stdio":
+        argv, variables, secrets = self._fill_in(member, manifest, port)
+        is_stdio = manifest.transport == "stdio"
+        folder = self._options.members_dir / member.directory
+        # The bridge is outside of the sandbox, because it is a program of the hall and has the port.
+        policy = self._sandboxes.policy(manifest, folder, 0 if is_stdio else port)
+        if policy is not None:
+            argv = sandbox.command_line(policy, argv)
+        if is_stdio:
             argv = bridge.command_line(port, argv, self._options.max_result_bytes)
         tag = f"{self._tag_prefix}{next(self._spawn_numbers)}/{member.name}"
-        environment = process.child_environment(variables.values, tag)
+        environment = process.child_environment({**self._sandboxes.environment(manifest), **variables}, tag)
         with self._count_spawn(member.name):
             member_process = MemberProcess.spawn(
                 argv,
-                directory=self._options.members_dir / member.directory,
+                directory=folder,
                 environment=environment,
                 log=MemberLog(member.name, logs.path_of(self._options.data_dir, member.name), secrets),
                 on_exit=self._on_exit,
+                descriptors=[policy["ruleset"]] if policy and policy["ruleset"] >= 0 else [],
             )
         client = JsonRpcClient(
             f"http://127.0.0.1:{port}/mcp",
@@ -266,10 +278,29 @@ class Starter:
             is_first=member.restarts == 0,
         )
         live_member = LiveMember(
-            member.pk, member.name, port, client, member_process, f"http://localhost:{port}/mcp", limits
+            member.pk,
+            member.name,
+            port,
+            client,
+            member_process,
+            f"http://localhost:{port}/mcp",
+            limits,
+            max_processes=sandboxes.max_processes(manifest),
+            max_memory=sandboxes.max_memory(manifest),
         )
         self._register(live_member)
         return live_member
+
+    def _fill_in(
+        self, member: GuildMember, manifest: Manifest, port: int
+    ) -> tuple[list[str], Mapping[str, str], Secrets]:
+        """The command line and the variables of the process, and the secrets in them. Raises SecretError."""
+        sources = self._sources(member, manifest)
+        command, *args = manifest.argv(port)
+        filled_args = references.resolve({str(place): arg for place, arg in enumerate(args)}, sources, "args")
+        variables = references.resolve(manifest.environment(port), sources, "env")
+        secrets = (*filled_args.secrets, *variables.secrets)
+        return [command, *filled_args.values.values()], variables.values, secrets
 
     def _sources(self, member: GuildMember, manifest: Manifest) -> references.Sources:
         """Where the references of the member are read from."""

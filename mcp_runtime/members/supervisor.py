@@ -27,6 +27,7 @@ from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.manifest.files import fingerprint
 from mcp_runtime.members.moves import Moves
 from mcp_runtime.members.signs_of_life import SignsOfLife
+from mcp_runtime.members.usage import Usage
 from mcp_runtime.rows import ownership
 from mcp_runtime.rows.database import unit_of_work
 from roster.models import GuildMember
@@ -117,6 +118,7 @@ class Supervisor:
         self._slots: dict[int, float] = {}  # member id -> when its start began
         self._threads = threads or Threads()
         self._signs_of_life = SignsOfLife(lifecycle, lambda work: self._threads.submit(work))
+        self._usage = Usage(lifecycle, lambda work: self._threads.submit(work))
         self._whole_turn_at = 0.0
         self._loop = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -175,6 +177,7 @@ class Supervisor:
         self.find_untracked()
         self._lifecycle.write_progress()
         self._signs_of_life.turn()
+        self._usage.turn()
         self.check_remotes()
 
     def serve(self) -> None:

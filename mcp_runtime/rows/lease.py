@@ -25,6 +25,7 @@ from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import LeaseError
 from mcp_runtime.rows import migrations
 from mcp_runtime.rows.database import short_transaction
+from mcp_runtime.sandbox import capabilities
 from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import Hall, Node
 
@@ -185,6 +186,7 @@ def take(
                 "cpu_percent": None,
                 "memory_bytes": None,
                 "fence_is_on": fence_is_on,
+                "sandbox_gaps": capabilities.probe().gaps,
             }
             node = Node.objects.update_or_create(name=settings.GUILD_HALL_NODE, defaults=values)[0]
             Node.objects.filter(pk=node.pk).update(beat=F("beat") + 1)

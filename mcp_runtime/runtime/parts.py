@@ -48,6 +48,7 @@ class Parts:
                 plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
                 private_paths=settings.PRIVATE_PLACES,
                 secret_files_dir=settings.GUILD_HALL_SECRET_FILES_DIR,
+                refused_ports=settings.PRIVATE_PORTS,
             ),
             on_change=self._handle_member_change,
             on_lists_changed=self._handle_list_change,

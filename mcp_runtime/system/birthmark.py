@@ -8,6 +8,7 @@ effect. Only Linux has it. On other systems, or if the limit cannot be set so hi
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import sys
 import threading
@@ -65,6 +66,17 @@ def is_for(pid: int, tag: str) -> bool:
     if tag.endswith("/"):
         return tag == _runtime_of(tag) and number >> MEMBER_BITS == number_of(tag) >> MEMBER_BITS
     return number == number_of(tag)
+
+
+def pids_by_number() -> dict[int, list[int]]:
+    """The processes of this user with a birthmark, by its number. Empty on other systems than Linux."""
+    pids: dict[int, list[int]] = {}
+    for name in os.listdir("/proc") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError, ValueError):  # no process, or it has ended, or belongs to another user
+            number: int = resource.prlimit(int(name), LIMIT)[0]
+            if number != resource.RLIM_INFINITY and number & FLAG:
+                pids.setdefault(number, []).append(int(name))
+    return pids
 
 
 def is_another(pid: int) -> bool:

@@ -54,7 +54,7 @@ class NodeAdmin(RuntimeRowAdmin):
         *("name", "runtime", "members", "calls_per_minute", "cpu", "memory", "capacity"),
         *("label_names", "version"),
     )
-    fields = (*list_display, "host", "address", "process")
+    fields = (*list_display, "host", "address", "process", "sandbox")
     actions = [
         _action("drain_nodes", "Drain selected nodes", "Drain requested", nodes.drain),
         _action("undrain_nodes", "Undrain selected nodes", "Undrained", nodes.undrain),
@@ -109,6 +109,13 @@ class NodeAdmin(RuntimeRowAdmin):
     @admin.display(description="process of the worker")
     def process(self, node: Node) -> str:
         return _text(_report(node).pid)
+
+    @admin.display(description="sandbox")
+    def sandbox(self, node: Node) -> str:
+        gaps = _report(node).sandbox_gaps
+        if gaps is None:
+            return present.NOTHING
+        return "; ".join(f"no protection of {name}: {reason}" for name, reason in gaps.items()) or "all protections"
 
 
 def _text(number: int | None) -> str:

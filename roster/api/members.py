@@ -30,6 +30,7 @@ from mcp_runtime.control.members import (
     visible_tools,
 )
 from mcp_runtime.control.nodes import Liveness, read_liveness
+from mcp_runtime.control.sandboxes import sandbox_report
 from mcp_runtime.protocol.errors import LogUnavailableError
 from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
@@ -124,10 +125,23 @@ class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
     unresponsive = serializers.ChoiceField(choices=["show", "restart"], default="show")
     max_concurrency = serializers.IntegerField(help_text="The maximum number of concurrent calls.")
     protocol_version = serializers.CharField(default="", help_text="The version of a server without a handshake.")
+    sandbox = serializers.ChoiceField(choices=["off", "on", "require"], default="off")
+    limits = serializers.DictField(default=dict, help_text="What its processes may use. If null, the default.")
     node = serializers.DictField(default=dict, help_text="Which nodes may run it: labels, state and files.")
 
     def get_env(self, manifest: dict[str, Any]) -> list[str]:
         return sorted(manifest.get("env", {}))
+
+
+class SandboxSerializer(serializers.Serializer[Any]):
+    mode = serializers.CharField(help_text="The value of sandbox in its manifest: off, on or require.")
+    protections = serializers.DictField(
+        child=serializers.CharField(), help_text="What holds for its process, by the name of the protection."
+    )
+    gaps = serializers.DictField(
+        child=serializers.CharField(),
+        help_text="Why its machine cannot enforce a protection, by the name of the protection.",
+    )
 
 
 class MemberDetailSerializer(MemberSerializer):
@@ -142,6 +156,9 @@ class MemberDetailSerializer(MemberSerializer):
     )
     node = serializers.SerializerMethodField(help_text="The node that owns it. Null until a runtime has seen it.")
     requested_node = serializers.SerializerMethodField(help_text="The node that it moves to. Null if it does not move.")
+    sandbox = serializers.SerializerMethodField(
+        help_text="Its protections. Null for a remote server, or if you may not see its manifest."
+    )
     tools_url = serializers.SerializerMethodField()
     logs_url = serializers.SerializerMethodField()
     status_changes_url = serializers.SerializerMethodField()
@@ -155,6 +172,7 @@ class MemberDetailSerializer(MemberSerializer):
             "folder_notes",
             "node",
             "requested_node",
+            "sandbox",
             "restart_requested_at",
             "refresh_requested_at",
             "last_error",
@@ -186,6 +204,11 @@ class MemberDetailSerializer(MemberSerializer):
 
     def get_requested_node(self, row: GuildMember) -> str | None:
         return self._liveness.requested_node_of(row) or None
+
+    @extend_schema_field(SandboxSerializer(allow_null=True))
+    def get_sandbox(self, row: GuildMember) -> dict[str, Any] | None:
+        report = sandbox_report(row) if row.manifest else None
+        return dict(SandboxSerializer(report).data) if report else None
 
     @property
     def _liveness(self) -> Liveness:

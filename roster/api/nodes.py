@@ -46,6 +46,12 @@ class NodeSerializer(serializers.Serializer[Any]):
         help_text="Whether it is not alive and still holds its lease, because its fence was off. No other node takes "
         "its members until it starts again or is removed."
     )
+    sandbox_gaps = serializers.DictField(
+        child=serializers.CharField(),
+        allow_null=True,
+        help_text="Why its machine cannot enforce a protection of a sandbox, by the name of the protection. Null until "
+        "a runtime has started.",
+    )
     pid = serializers.IntegerField(allow_null=True, help_text="The process id of the worker.")
     members = serializers.IntegerField(allow_null=True, help_text="Its connected members.")
     calls_per_minute = serializers.IntegerField(allow_null=True, help_text="Its calls that ended in the last minute.")

@@ -96,6 +96,11 @@ class Node(models.Model):
     agent_problem = models.TextField(
         blank=True, db_default="", editable=False, help_text="Why no agent can run on the node. Empty if agents can."
     )
+    sandbox_gaps = JsonField(
+        null=True,
+        editable=False,
+        help_text="The protections of a sandbox that this machine cannot enforce, each with the reason.",
+    )
     fence_is_on = models.BooleanField(
         db_default=False,
         editable=False,

@@ -204,6 +204,11 @@ class GuildMember(models.Model):
         return self.manifest.get("node", {}).get("state") or ("none" if self.server_url else "local")
 
     @property
+    def sandbox(self) -> str:
+        """Whether its process has a sandbox: `off`, `on` or `require`."""
+        return str(self.manifest.get("sandbox", "off"))
+
+    @property
     def max_concurrency(self) -> int:
         """Calls that may run in it at the same time."""
         return int(self.manifest.get("max_concurrency", 16))

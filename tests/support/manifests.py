@@ -25,6 +25,9 @@ WRONG_REMOTE: list[tuple[dict[str, Any], str]] = [
     ({"env": {}}, "env"),
     ({"mcp": {"url": "https://mcp.example.com/"}}, "url"),
     ({"mcp": {"env": {}}}, "mcp.env"),
+    ({"limits": {}}, "limits"),
+    ({"sandbox": "on"}, "sandbox"),
+    ({"sandbox": "require"}, "sandbox"),
     *(
         ({"url": url}, "url")
         for url in (
@@ -147,6 +150,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"node": {"files": ["*"] * 101}}, "node.files"),
     ({"node": {"files": ["server.py", "/etc/passwd"]}}, "node.files.1"),
     *(({"node": {"files": [pattern]}}, "node.files.0") for pattern in ("", "..", "../x", "a/../x", "a/..", "a\0")),
+    ({"sandbox": "strict"}, "sandbox"),
+    ({"sandbox": True}, "sandbox"),
+    ({"limits": []}, "limits"),
+    ({"limits": {"memory_mb": 15}}, "limits.memory_mb"),
+    ({"limits": {"memory_mb": 1.5}}, "limits.memory_mb"),
+    ({"limits": {"open_files": 1_000_001}}, "limits.open_files"),
+    ({"limits": {"processes": 0}}, "limits.processes"),
+    ({"limits": {"processes": None}}, "limits.processes"),
+    ({"limits": {"cpu_seconds": "60"}}, "limits.cpu_seconds"),
+    ({"limits": {"file_mb": True}}, "limits.file_mb"),
     ({"unresponsive": "kill"}, "unresponsive"),
     ({"restart": True}, "restart"),
     ({"max_concurrency": 0}, "max_concurrency"),

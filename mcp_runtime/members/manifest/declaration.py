@@ -87,6 +87,32 @@ class NodeRules:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the processes of a member may use. Without a value there is no limit, or in a sandbox the hall's default."""
+
+    memory_mb: Annotated[
+        Annotated[int, Meta(ge=16, le=1_000_000)] | None,
+        Meta(description="The memory of all its processes together, and what each may allocate, in MB."),
+    ] = None
+    open_files: Annotated[
+        Annotated[int, Meta(ge=16, le=1_000_000)] | None,
+        Meta(description="The files and connections that each process may have open."),
+    ] = None
+    cpu_seconds: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000_000)] | None,
+        Meta(description="The CPU time of each process. Then it is killed."),
+    ] = None
+    file_mb: Annotated[
+        Annotated[int, Meta(ge=1, le=1_000_000)] | None,
+        Meta(description="The size of each file that it writes, in MB."),
+    ] = None
+    processes: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
+        Meta(description="The processes of the member. With more, the hall ends it."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A valid manifest of a member. Times are in seconds. It has either a `command` or a `url`."""
 
@@ -203,6 +229,14 @@ class Manifest:
             examples=[MODERN_VERSION],
         ),
     ] = ""
+    sandbox: Annotated[
+        Literal["off", "on", "require"],
+        Meta(
+            description="Whether the process is kept away from other files, ports and processes. off: no. on: as far "
+            "as the machine can. require: do not start the member on a machine that cannot enforce all of it."
+        ),
+    ] = "off"
+    limits: Annotated[Limits, Meta(description="What the member's processes may use of the machine.")] = Limits()
     node: Annotated[NodeRules, Meta(description="For a hall with several nodes: which nodes may run the member.")] = (
         NodeRules()
     )
@@ -223,7 +257,8 @@ class Manifest:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Manifest:
         fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        return cls(**{**fields, "args": tuple(values["args"]), "node": _node_rules(values.get("node", {}))})
+        records = {"node": _node_rules(values.get("node", {})), "limits": _limits(values.get("limits", {}))}
+        return cls(**{**fields, **records, "args": tuple(values["args"])})
 
     @property
     def state(self) -> State:
@@ -246,7 +281,7 @@ class Manifest:
     @property
     def process_digest(self) -> str:
         """A digest that changes if a new process or connection is needed. Texts and limits do not change it."""
-        process = [getattr(self, key) for key in PROCESS_KEYS]
+        process = [msgspec.to_builtins(getattr(self, key)) for key in PROCESS_KEYS]
         return hashlib.sha256(json.dumps(process, sort_keys=True).encode()).hexdigest()
 
 
@@ -257,6 +292,10 @@ def _node_rules(values: dict[str, Any]) -> NodeRules:
         if key in NodeRules.__dataclass_fields__
     }
     return NodeRules(**fields)
+
+
+def _limits(values: dict[str, Any]) -> Limits:
+    return Limits(**{key: value for key, value in values.items() if key in Limits.__dataclass_fields__})
 
 
 def _with_port(text: str, port: int) -> str:
@@ -271,8 +310,9 @@ FIELDS = {_KEYS.get(field.name, field.name): field for field in _TYPE.fields}
 # The server's settings. The seeds have them at the top, and the first Guild Hall had them under `mcp`.
 SERVER_KEYS = ("transport", "command", "args", "env", "url", "headers")
 # A change of one of these restarts the member, because a process or connection has them from its beginning.
-PROCESS_KEYS = ("name", *SERVER_KEYS, "protocol_version")
+PROCESS_KEYS = ("name", *SERVER_KEYS, "protocol_version", "sandbox", "limits")
 # All keys. `mcp` is another place for the server's settings, and editors need `$schema`. Neither is in the declaration.
 KEYS = {*FIELDS, "mcp", "$schema"}
 NODE_KEYS = tuple(NodeRules.__dataclass_fields__)
+LIMIT_KEYS = tuple(Limits.__dataclass_fields__)
 REQUIRED_KEYS = ("name", "version", "transport")

@@ -16,7 +16,15 @@ from typing import Any, cast
 from msgspec import inspect
 
 from mcp_runtime.client import remote
-from mcp_runtime.members.manifest.declaration import FIELDS, KEYS, NODE_KEYS, REQUIRED_KEYS, SERVER_KEYS, Manifest
+from mcp_runtime.members.manifest.declaration import (
+    FIELDS,
+    KEYS,
+    LIMIT_KEYS,
+    NODE_KEYS,
+    REQUIRED_KEYS,
+    SERVER_KEYS,
+    Manifest,
+)
 from mcp_runtime.protocol.errors import ManifestError
 from mcp_runtime.secrets import references
 
@@ -49,7 +57,7 @@ def name_error(name: Any) -> str:
 def unknown_keys(values: dict[str, Any]) -> list[str]:
     """Warnings about unknown keys."""
     keys = [key for key in values if key not in KEYS]
-    for parent, known_keys in (("mcp", SERVER_KEYS), ("node", NODE_KEYS)):
+    for parent, known_keys in (("mcp", SERVER_KEYS), ("node", NODE_KEYS), ("limits", LIMIT_KEYS)):
         if isinstance(inner := values.get(parent), dict):
             keys += [f"{parent}.{key}" for key in inner if key not in known_keys]
     warnings = [f"unknown key {key[:MAX_QUOTED]!r} is ignored" for key in keys[:MAX_WARNINGS]]
@@ -255,7 +263,9 @@ def _exclusions(document: _Input) -> Iterator[ManifestError]:
         return
     if document.values.get("transport") == "stdio":
         yield ManifestError(document.path("url"), 'is for "transport": "http"; a stdio server has a command')
-    for key in ("args", "env"):
+    if document.values.get("sandbox", "off") != "off":
+        yield ManifestError("sandbox", "belongs to command; with url nothing is started")
+    for key in ("args", "env", "limits"):
         if key in keys:
             yield ManifestError(document.path(key), "belongs to command; with url nothing is started")
 

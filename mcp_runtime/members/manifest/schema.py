@@ -133,6 +133,7 @@ def _without(*keys: str) -> dict[str, Any]:
     return {"properties": {**absent, "mcp": {"properties": absent}}}
 
 
+_NO_SANDBOX = {"properties": {"limits": False, "sandbox": {"const": "off"}}}
 _EXCLUSIONS: list[dict[str, Any]] = [
     {"oneOf": [{"required": ["transport"]}, _under_mcp("transport")]},
     {
@@ -140,9 +141,9 @@ _EXCLUSIONS: list[dict[str, Any]] = [
         "oneOf": [{"required": ["command"]}, {"required": ["url"]}, _under_mcp("command"), _under_mcp("url")],
     },
     {
-        "$comment": "args and env go with command, headers go with url.",
+        "$comment": "args, env, limits and sandbox go with command, headers go with url.",
         "if": {"anyOf": [{"required": ["url"]}, _under_mcp("url")]},
-        "then": _without("args", "env"),
+        "then": {"allOf": [_without("args", "env"), _NO_SANDBOX]},
         "else": _without("headers"),
     },
     *({"not": {**_under_mcp(key), "required": [key, "mcp"]}} for key in ("args", "env", "headers")),

@@ -13,6 +13,7 @@ from django.utils.text import get_valid_filename
 
 from mcp_runtime.control.logs import log_after, whole_log
 from mcp_runtime.control.members import folder_notes
+from mcp_runtime.control.sandboxes import sandbox_report
 from mcp_runtime.members.logs import plain
 from mcp_runtime.protocol.errors import LogUnavailableError, describe_exit
 from mcp_runtime.rows.database import give_connection_back
@@ -77,6 +78,7 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
         "port": member.port if member.runtime_is_alive else None,
         "last_exit": "" if member.exit_code is None else describe_exit(member.exit_code),
         "next_try_at": row.next_restart_at,
+        "sandbox": sandbox_report(member),
         "groups": sorted(group.name for group in member.groups.all()),
     }
 

@@ -32,6 +32,8 @@ class Command(HallCommand):
             for node in nodes:
                 if node.holds_lease:
                     self.stdout.write(HOLDS_LEASE.format(name=node.name))
+                for protection, reason in (node.sandbox_gaps or {}).items():
+                    self.stdout.write(f"Sandboxes on node {node.name} lack the protection of {protection}: {reason}.")
         else:
             self.stdout.write(NO_NODES)
 

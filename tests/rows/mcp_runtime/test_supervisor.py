@@ -405,6 +405,7 @@ class FakeLiveMember:
         is_computing: bool = False,
     ) -> None:
         self.is_computing = is_computing
+        self.max_processes = self.max_memory = 0
         self.silence = Silence()
         self.member_id = member_id
         self.name = GuildMember.objects.get(pk=member_id).name

@@ -17,20 +17,33 @@ from tests.conftest import ROOT
 # The rooms, lowest first, each with the rooms from which it may import.
 ROOMS = {
     "bridge": set(),
+    "sandbox": set(),
     "protocol": set(),
     "system": set(),
     "schemas": set(),
     "nodes": set(),
-    "rows": {"protocol", "system"},
+    "rows": {"protocol", "sandbox", "system"},
     "secrets": {"protocol", "rows"},
     "security": {"protocol", "rows"},
     "client": {"protocol", "system", "secrets"},
     "http1": {"protocol", "secrets", "security", "client"},
-    "members": {"bridge", "protocol", "system", "schemas", "nodes", "rows", "secrets", "client"},
+    "members": {"bridge", "sandbox", "protocol", "system", "schemas", "nodes", "rows", "secrets", "client"},
     "calls": {"protocol", "schemas", "security", "rows", "client", "members"},
     "agents": {"protocol", "system", "schemas", "security", "rows", "members", "calls"},
     "gateway": {"protocol", "schemas", "security", "rows", "client", "http1", "members", "calls"},
-    "control": {"protocol", "schemas", "nodes", "secrets", "security", "rows", "client", "members", "calls", "agents"},
+    "control": {
+        "protocol",
+        "sandbox",
+        "schemas",
+        "nodes",
+        "secrets",
+        "security",
+        "rows",
+        "client",
+        "members",
+        "calls",
+        "agents",
+    },
     "runtime": {
         "protocol",
         "system",
@@ -47,7 +60,7 @@ ROOMS = {
 }
 # Rooms that do not import Django, and such modules of other rooms.
 WITHOUT_DJANGO = {
-    *("bridge", "protocol", "system", "schemas", "nodes", "client", "http1"),
+    *("bridge", "sandbox", "protocol", "system", "schemas", "nodes", "client", "http1"),
     *(
         "mcp_runtime.secrets.key_file",
         "mcp_runtime.secrets.references",
@@ -63,6 +76,7 @@ WITHOUT_DJANGO = {
     ),
     *(
         "mcp_runtime.members.process",
+        "mcp_runtime.members.sandboxes",
         "mcp_runtime.members.silence",
         "mcp_runtime.members.start_limits",
         "mcp_runtime.agents.process",
@@ -80,6 +94,7 @@ WITHOUT_DJANGO = {
 STANDARD_LIBRARY_ONLY = {
     *(
         "bridge",
+        "sandbox",
         "protocol",
         "nodes",
         "mcp_runtime.system.birthmark",
@@ -110,6 +125,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.control.logs",
     "mcp_runtime.control.members",
     "mcp_runtime.control.nodes",
+    "mcp_runtime.control.sandboxes",
     "mcp_runtime.control.notify",
     "mcp_runtime.control.secrets",
     "mcp_runtime.control.agents",
@@ -174,6 +190,7 @@ ONLY_IN_THE_RUNTIME = {
         "mcp_runtime.members.readiness",
         "mcp_runtime.members.announcements",
         "mcp_runtime.members.restarts",
+        "mcp_runtime.members.usage",
     ),
     *(
         "mcp_runtime.members.availability",
@@ -184,6 +201,7 @@ ONLY_IN_THE_RUNTIME = {
     ),
     *(
         "mcp_runtime.members.start_limits",
+        "mcp_runtime.members.sandboxes",
         "mcp_runtime.members.process",
         "mcp_runtime.agents.process",
         "mcp_runtime.agents.host",
@@ -191,6 +209,7 @@ ONLY_IN_THE_RUNTIME = {
 }
 
 RUNTIME = ROOT / "mcp_runtime"
+PROGRAMS = {"bridge", "sandbox"}  # rooms that are separate programs
 
 
 def module_of(path: Path) -> str:
@@ -309,9 +328,9 @@ def test_modules_of_plain_values_import_only_the_standard_library(module: str) -
     assert packages_of(MODULES[module]) <= set(sys.stdlib_module_names) | {"mcp_runtime"}
 
 
-@pytest.mark.parametrize("module", modules_named({"mcp_runtime.runtime.guard", "mcp_runtime.agents.host", "bridge"}))
-def test_guard_agent_host_and_bridge_import_no_other_rooms(module: str) -> None:
-    assert {room_of(used_module) for used_module in used_modules(MODULES[module])} <= {"bridge"} & {room_of(module)}
+@pytest.mark.parametrize("module", modules_named({"mcp_runtime.runtime.guard", "mcp_runtime.agents.host", *PROGRAMS}))
+def test_guard_agent_host_bridge_and_sandbox_import_no_other_rooms(module: str) -> None:
+    assert {room_of(used_module) for used_module in used_modules(MODULES[module])} <= PROGRAMS & {room_of(module)}
 
 
 @pytest.mark.parametrize(

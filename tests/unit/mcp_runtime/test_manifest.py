@@ -127,6 +127,19 @@ def test_a_row_that_is_older_than_node_is_read() -> None:
     assert Manifest.from_json({**row, "node": {"state": "none", "of_tomorrow": 1}}).state == "none"
 
 
+def test_a_row_that_is_older_than_the_sandbox_is_read() -> None:
+    row = parser.parse(SEEDS_FORM)[0].as_json()
+    del row["sandbox"], row["limits"]
+    assert Manifest.from_json(row) == parser.parse(SEEDS_FORM)[0]
+    assert Manifest.from_json({**row, "limits": {"processes": 5, "of_tomorrow": 1}}).limits.processes == 5
+
+
+def test_an_unknown_key_of_limits_has_a_warning() -> None:
+    manifest, warnings = parser.parse({**SEEDS_FORM, "limits": {"memory": 100, "memory_mb": 100}})
+    assert manifest.limits.memory_mb == 100
+    assert warnings == ["unknown key 'limits.memory' is ignored"]
+
+
 def test_an_unknown_key_of_node_has_a_warning() -> None:
     assert parser.parse({**SEEDS_FORM, "node": {"label": ["gpu"]}})[1] == ["unknown key 'node.label' is ignored"]
 
@@ -156,7 +169,8 @@ def test_only_changes_that_need_a_new_process_change_the_process_digest() -> Non
         "node": {"state": "none"},
     }
     assert parser.parse({**SEEDS_FORM, **unrelated_change})[0].process_digest == digest
-    for change in ({"command": "node"}, {"args": ["${PORT}"]}, {"env": {}}, {"transport": "stdio"}):
+    of_sandbox = ({"sandbox": "on"}, {"limits": {"memory_mb": 100}})
+    for change in ({"command": "node"}, {"args": ["${PORT}"]}, {"env": {}}, {"transport": "stdio"}, *of_sandbox):
         assert parser.parse({**SEEDS_FORM, **change})[0].process_digest != digest
     digest = parser.parse(REMOTE)[0].process_digest
     for change in ({"url": "https://mcp.example.com/other"}, {"headers": {}}):

@@ -106,6 +106,17 @@ def test_the_docs_load_their_document(bob: User) -> None:
 
 def test_the_index_has_links_to_all_parts(as_alice: Client) -> None:
     index = as_alice.get("/api/").json()
-    assert set(index) == {"roster", "members", "nodes", "calls", "tokens", "agents", "audit", "docs", "schema"}
+    assert set(index) == {
+        "roster",
+        "members",
+        "nodes",
+        "calls",
+        "tokens",
+        "agents",
+        "secrets",
+        "audit",
+        "docs",
+        "schema",
+    }
     for address in index.values():
         assert as_alice.get(address).status_code == 200
