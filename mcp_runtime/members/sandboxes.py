@@ -108,6 +108,7 @@ class Sandboxes:
                 "has_filter": self.machine.has_filter,
                 "read": self._readable(manifest, folder),
                 "write": [*DEVICES, str(home), str(temporary_of(home)), *_subfolders(folder)],
+                "mounts": [str(folder.resolve()), str(home.parent)] if self.machine.has_mounts else [],
                 "port": port,
                 "ruleset": self._port_ruleset(),
                 "limits": {
@@ -155,6 +156,7 @@ _NO_PROTECTION: Policy = {
     "has_filter": False,
     "read": [],
     "write": [],
+    "mounts": [],
     "port": 0,
     "ruleset": -1,
     "limits": {},

@@ -4,6 +4,7 @@ policy        what a member may use, as JSON values
 capabilities  what the kernel of this machine can enforce
 command       the command line of the program
 landlock      files, ports and signals, by Landlock (landlock(7))
+mounts        modes, owners and times of files, by a read-only view of the file system
 system_calls  what Landlock does not know, by a filter of system calls (seccomp(2))
 program       applies a policy to its own process
 

@@ -1,19 +1,28 @@
-"""What the kernel of this machine can enforce. Probed without any effect on this process."""
+"""What the kernel of this machine can enforce. Another process tries it, so this one does not change."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
 
-from mcp_runtime.sandbox import landlock, system_calls
+from mcp_runtime.sandbox import landlock
+from mcp_runtime.sandbox.command import PROBE
 
+PROBE_SECONDS = 20.0  # usual are 0.06
+NO_MOUNTS = (
+    "this machine gives the user of the hall no namespace for mounts. On Ubuntu, the setting "
+    "kernel.apparmor_restrict_unprivileged_userns=0 allows it, and in a container the capability SYS_ADMIN"
+)
 # Each protection, with what it means for a member.
 PROTECTIONS = {
     "files": "it cannot read or write files outside of its folder, its home and its programs",
+    "attributes": "it cannot change the mode, owner or times of files outside of its folders",
     "ports": "it cannot connect to other members, the hall and its database, or listen on another port than its own",
-    "signals": "it cannot send signals to the hall, other members and other programs",
-    "sockets": "it cannot use Unix sockets or the keys in the kernel",
+    "signals": "it cannot send signals to other programs, or change their limits and priorities",
+    "sockets": "it cannot use Unix sockets, shared memory or the keys in the kernel",
 }
 
 
@@ -25,14 +34,17 @@ class Capabilities:
     """The version of Landlock. 0 without it."""
     has_filter: bool
     """Whether system calls can be filtered."""
+    has_mounts: bool
+    """Whether a process can have a read-only view of the file system."""
 
     @property
     def gaps(self) -> dict[str, str]:
         """The protections that do not hold here, or not fully, each with the reason."""
         reasons = {
             "files": self._landlock_reason(3, "6.2", partly=bool(self.landlock)),
+            "attributes": "" if self.has_mounts else NO_MOUNTS,
             "ports": self._landlock_reason(landlock.PORTS_SINCE, "6.7") or self._filter_reason,
-            "signals": self._landlock_reason(landlock.SCOPES_SINCE, "6.12"),
+            "signals": self._landlock_reason(landlock.SCOPES_SINCE, "6.12") or self._filter_reason,
             "sockets": self._filter_reason,
         }
         return {name: reason for name, reason in reasons.items() if reason}
@@ -54,4 +66,8 @@ class Capabilities:
 @cache
 def probe() -> Capabilities:
     """The capabilities of this machine. They do not change while a process runs."""
-    return Capabilities(landlock.version(), system_calls.is_available())
+    try:
+        process = subprocess.run(PROBE, capture_output=True, timeout=PROBE_SECONDS, check=True, text=True)
+        return Capabilities(**json.loads(process.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
+        return Capabilities(0, has_filter=False, has_mounts=False)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # As for the bridge: without these options a file or variable of the member could replace a module.
 ISOLATED = ["-I", "-S"]
 PROGRAM = os.path.dirname(os.path.abspath(__file__))
+PROBE = [sys.executable, *ISOLATED, PROGRAM, "--probe"]
 EXIT_USAGE = 64  # sysexits.h
 EXIT_NOT_PROTECTED = 71  # EX_OSERR: the kernel refused a rule, so the command was not started
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as in shells

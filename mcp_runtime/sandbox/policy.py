@@ -16,6 +16,8 @@ class Policy(TypedDict):
     """Files and folders that it may read and execute. Those that do not exist are skipped."""
     write: list[str]
     """Files and folders that it may also change. A symbolic link counts as missing."""
+    mounts: list[str]
+    """Folders in which it may also change modes, owners and times of files. Empty without this protection."""
     port: int
     """The TCP port on which it may listen, beside those that the kernel chooses."""
     ruleset: int

@@ -1,6 +1,7 @@
 """`sandbox POLICY -- COMMAND...` applies the policy to its own process, and then becomes COMMAND.
 
 Nothing of the member runs before the policy holds. If the kernel refuses a part of it, the command is not started.
+`sandbox --probe` writes what this machine can enforce, as JSON with the fields of `capabilities.Capabilities`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from mcp_runtime.sandbox import landlock, system_calls
+from mcp_runtime.sandbox import landlock, mounts, system_calls
 from mcp_runtime.sandbox.command import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_NOT_PROTECTED, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ KEPT_CAPABILITIES = {0, 1, 3, 4}  # CHOWN, DAC_OVERRIDE, FOWNER, FSETID
 
 def main(argv: list[str]) -> int:
     match argv:
+        case ["--probe"]:
+            sys.stdout.write(json.dumps(probe()))
+            return 0
         case [text, "--", *command] if command:
             policy: Policy = json.loads(text)
         case _:
@@ -42,6 +46,8 @@ def apply(policy: Policy) -> None:
     """Let the policy hold for this process. Raises OSError or ValueError if a part of it does not."""
     for name, limit in policy["limits"].items():
         _set_limit(getattr(resource, name), limit)
+    if policy["mounts"]:
+        mounts.restrict_self(policy["mounts"])
     if policy["landlock"]:
         _drop_capabilities()
         # Some runtimes read how much memory they have there. Other processes stay hidden, also its own children.
@@ -55,6 +61,18 @@ def apply(policy: Policy) -> None:
         system_calls.restrict_self()
     if policy["temporary"]:
         _empty(policy["temporary"])
+
+
+def probe() -> dict[str, int | bool]:
+    """What this machine can enforce. It changes this process, so the process ends afterwards."""
+    result = {"landlock": landlock.version(), "has_filter": system_calls.is_available(), "has_mounts": False}
+    if sys.platform == "linux":
+        try:
+            mounts.restrict_self([])
+        except OSError:
+            return result
+        result["has_mounts"] = True
+    return result
 
 
 def execute(command: list[str]) -> int:

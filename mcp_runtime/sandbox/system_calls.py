@@ -5,7 +5,8 @@ It refuses the following. Each would be a way around Landlock, or around the lim
 - Sockets that are not for IP, mainly Unix sockets: a session bus or a container engine starts programs for others.
 - MPTCP and TCP Fast Open, with which a connection avoids Landlock's rules for ports.
 - io_uring, whose operations this filter does not see.
-- The keys that the kernel keeps for the user (keyrings(7)).
+- The keys that the kernel keeps for the user (keyrings(7)), and shared memory, semaphores and queues (sysvipc(7)).
+- Changes of the limits and priorities of other processes, such as the hall.
 - A change of the limit that is the birthmark of the member's processes, by which the hall finds them.
 
 The numbers are those of the kernel's headers.
@@ -25,6 +26,15 @@ SOCK_TYPE_MASK, SOCK_DGRAM = 0xF, 2
 IPPROTO_MPTCP = 262
 MSG_FASTOPEN = 0x2000_0000
 RLIMIT_RTTIME = 15
+# Calls that are refused whatever their arguments are.
+REFUSED = (
+    *("io_uring_setup", "add_key", "request_key", "keyctl"),
+    *("shmget", "shmat", "shmctl", "semget", "semop", "semctl", "semtimedop"),
+    *("msgget", "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink"),
+)
+# Calls whose first argument is a process, and 0 for the process itself.
+ONLY_ITSELF = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
+IOPRIO_WHO_PROCESS = 1
 X32_CALLS = 0x4000_0000  # x86 has a second set of numbers
 
 # By machine: the kernel's number for the architecture, and its numbers of system calls.
@@ -35,6 +45,10 @@ MACHINES: dict[str, tuple[int, dict[str, int]]] = {
             **{"socket": 41, "socketpair": 53, "sendto": 44, "sendmsg": 46, "sendmmsg": 307},
             **{"setrlimit": 160, "prlimit64": 302, "io_uring_setup": 425},
             **{"add_key": 248, "request_key": 249, "keyctl": 250},
+            **{"shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semctl": 66, "semtimedop": 220},
+            **{"msgget": 68, "msgsnd": 69, "msgrcv": 70, "msgctl": 71, "mq_open": 240, "mq_unlink": 241},
+            **{"setpriority": 141, "ioprio_set": 251, "sched_setparam": 142, "sched_setscheduler": 144},
+            **{"sched_setaffinity": 203, "sched_setattr": 314},
         },
     ),
     "aarch64": (
@@ -43,6 +57,18 @@ MACHINES: dict[str, tuple[int, dict[str, int]]] = {
             **{"socket": 198, "socketpair": 199, "sendto": 206, "sendmsg": 211, "sendmmsg": 269},
             **{"setrlimit": 164, "prlimit64": 261, "io_uring_setup": 425},
             **{"add_key": 217, "request_key": 218, "keyctl": 219},
+            **{
+                "shmget": 194,
+                "shmat": 196,
+                "shmctl": 195,
+                "semget": 190,
+                "semop": 193,
+                "semctl": 191,
+                "semtimedop": 192,
+            },
+            **{"msgget": 186, "msgsnd": 189, "msgrcv": 188, "msgctl": 187, "mq_open": 180, "mq_unlink": 181},
+            **{"setpriority": 140, "ioprio_set": 30, "sched_setparam": 118, "sched_setscheduler": 119},
+            **{"sched_setaffinity": 122, "sched_setattr": 274},
         },
     ),
 }
@@ -118,15 +144,26 @@ def _bodies() -> dict[str, list[Instruction]]:
         "setrlimit": [_load(0), (JUMP_EQUAL, 0, 1, RLIMIT_RTTIME), _refuse(errno.EPERM)],
         # Without new values, which are its third argument, prlimit only reads.
         "prlimit64": [
-            _load(1),
-            (JUMP_EQUAL, 0, 5, RLIMIT_RTTIME),
             _load(2),
             (JUMP_EQUAL, 0, 2, 0),
             _load(2, upper=True),
+            (JUMP_EQUAL, 5, 0, 0),
+            _load(0),
+            (JUMP_EQUAL, 0, 2, 0),
+            _load(1),
+            (JUMP_EQUAL, 0, 1, RLIMIT_RTTIME),
+            _refuse(errno.EPERM),
+        ],
+        "setpriority": [_load(0), (JUMP_EQUAL, 0, 2, 0), _load(1), (JUMP_EQUAL, 1, 0, 0), _refuse(errno.EPERM)],
+        "ioprio_set": [
+            _load(0),
+            (JUMP_EQUAL, 0, 2, IOPRIO_WHO_PROCESS),
+            _load(1),
             (JUMP_EQUAL, 1, 0, 0),
             _refuse(errno.EPERM),
         ],
-        **{name: [_refuse(errno.EPERM)] for name in ("io_uring_setup", "add_key", "request_key", "keyctl")},
+        **{name: [_load(0), (JUMP_EQUAL, 1, 0, 0), _refuse(errno.EPERM)] for name in ONLY_ITSELF},
+        **{name: [_refuse(errno.EPERM)] for name in REFUSED},
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -32,12 +33,13 @@ from mcp_runtime.sandbox.command import (
 )
 from mcp_runtime.sandbox.policy import Policy
 
-MODERN = Capabilities(7, True)
+MODERN = Capabilities(7, has_filter=True, has_mounts=True)
 NOTHING: Policy = {
     "landlock": 0,
     "has_filter": False,
     "read": [],
     "write": [],
+    "mounts": [],
     "port": 0,
     "ruleset": -1,
     "limits": {},
@@ -63,7 +65,7 @@ class Place:
 
     def sandboxes(self, machine: Capabilities = MODERN) -> Sandboxes:
         # Without ports: the ruleset for them needs a kernel.
-        return Sandboxes(self.data, [self.members], [], Capabilities(min(machine.landlock, 3), machine.has_filter))
+        return Sandboxes(self.data, [self.members], [], dataclasses.replace(machine, landlock=min(machine.landlock, 3)))
 
     def policy(self, **values: Any) -> Policy:
         policy = self.sandboxes().policy(manifest(**values), self.folder, 20_000)
@@ -132,7 +134,7 @@ def test_a_private_place_within_a_folder_of_programs_stays_private(
         (programs / folder).mkdir(parents=True)
     (programs / "hall" / "link").symlink_to(place.home / ".ssh")
     monkeypatch.setattr(sandboxes, "SYSTEM", (str(programs),))
-    halls = Sandboxes(programs / "hall" / "var", [programs / "hall" / "members"], [], Capabilities(3, True))
+    halls = Sandboxes(programs / "hall" / "var", [programs / "hall" / "members"], [], Capabilities(3, True, True))
     policy = halls.policy(manifest(), place.folder, 0)
     assert policy is not None
     for folder in ("tool", "hall/code"):
@@ -179,14 +181,15 @@ def test_a_data_folder_that_cannot_have_a_home_is_an_error(place: Place) -> None
 @pytest.mark.parametrize(
     ("machine", "gaps"),
     [
-        (Capabilities(7, True), set()),
-        (Capabilities(6, True), set()),
-        (Capabilities(5, True), {"signals"}),
-        (Capabilities(3, True), {"ports", "signals"}),
-        (Capabilities(1, True), {"files", "ports", "signals"}),
-        (Capabilities(0, True), {"files", "ports", "signals"}),
-        (Capabilities(7, False), {"ports", "sockets"}),
-        (Capabilities(0, False), set(PROTECTIONS)),
+        (Capabilities(7, True, True), set()),
+        (Capabilities(6, True, True), set()),
+        (Capabilities(5, True, True), {"signals"}),
+        (Capabilities(3, True, True), {"ports", "signals"}),
+        (Capabilities(1, True, True), {"files", "ports", "signals"}),
+        (Capabilities(0, True, True), {"files", "ports", "signals"}),
+        (Capabilities(7, False, True), {"ports", "signals", "sockets"}),
+        (Capabilities(7, True, False), {"attributes"}),
+        (Capabilities(0, False, False), set(PROTECTIONS)),
     ],
 )
 def test_what_a_machine_cannot_enforce_has_a_reason(machine: Capabilities, gaps: set[str]) -> None:
@@ -198,8 +201,8 @@ def test_a_member_that_requires_the_sandbox_starts_only_on_a_machine_that_has_al
     required = manifest(sandbox="require")
     sandboxes.require(required, MODERN)
     with pytest.raises(SpawnError, match=r"cannot enforce all of it\. signals: it needs Landlock 6"):
-        sandboxes.require(required, Capabilities(5, True))
-    sandboxes.require(manifest(), Capabilities(0, False))
+        sandboxes.require(required, Capabilities(5, True, True))
+    sandboxes.require(manifest(), Capabilities(0, False, True))
     with pytest.raises(SpawnError, match="ports: it needs Landlock 4"):
         place.policy(sandbox="require")
 
@@ -267,10 +270,19 @@ def run_filter(machine: str, name: str, *arguments: int, architecture: int | Non
         ("prlimit64", (0, 7, 1, 0), 0),
         ("prlimit64", (0, 15, 0x1000, 0), errno.EPERM),
         ("prlimit64", (0, 15, 0x7F00_0000_0000, 0), errno.EPERM),
-        ("io_uring_setup", (1, 1), errno.EPERM),
-        ("keyctl", (0,), errno.EPERM),
-        ("add_key", (0,), errno.EPERM),
-        ("request_key", (0,), errno.EPERM),
+        ("prlimit64", (99, 7, 0, 1), 0),
+        ("prlimit64", (99, 7, 0x1000, 0), errno.EPERM),
+        ("prlimit64", (99, 0, 0x7F00_0000_0000, 0), errno.EPERM),
+        ("setpriority", (0, 0, 19), 0),
+        ("setpriority", (0, 99, 19), errno.EPERM),
+        ("setpriority", (1, 0, 19), errno.EPERM),
+        ("setpriority", (2, 0, 19), errno.EPERM),
+        ("ioprio_set", (1, 0, 3), 0),
+        ("ioprio_set", (1, 99, 3), errno.EPERM),
+        ("ioprio_set", (3, 0, 3), errno.EPERM),
+        ("sched_setaffinity", (0, 8, 1), 0),
+        *((name, (99, 8, 1), errno.EPERM) for name in system_calls.ONLY_ITSELF),
+        *((name, (), errno.EPERM) for name in system_calls.REFUSED),
     ],
 )
 def test_the_filter_refuses_only_what_leads_around_the_sandbox(

@@ -53,16 +53,16 @@ def test_a_report_names_what_holds_and_what_does_not(node: Node) -> None:
     report = sandbox_report(add(node, sandbox="on"))
     assert report is not None
     assert report.mode == "on"
-    assert list(report.protections) == ["files", "ports", "sockets"]
+    assert list(report.protections) == ["files", "attributes", "ports", "sockets"]
     assert report.gaps == GAPS
-    assert report.summary == "on, protects files, ports, sockets; not signals"
+    assert report.summary == "on, protects files, attributes, ports, sockets; not signals"
 
 
 @pytest.mark.parametrize(
     ("gaps", "mode", "text"),
     [
-        ({}, "require", "require, protects files, ports, signals, sockets"),
-        (dict.fromkeys(PROTECTIONS, "no"), "on", "on, protects nothing on this machine; not files, ports"),
+        ({}, "require", "require, protects files, attributes, ports, signals, sockets"),
+        (dict.fromkeys(PROTECTIONS, "no"), "on", "on, protects nothing on this machine; not files, attributes, ports"),
         (None, "on", "on; its protections are known when a runtime has started"),
         ({}, "off", "off, so it can use everything"),
     ],
@@ -90,7 +90,7 @@ def test_the_page_of_a_member_shows_its_sandbox_and_the_reasons(client: Client, 
     client.force_login(User.objects.create_superuser("alice"))
     member = add(node, sandbox="on")
     text = client.get(reverse("admin:roster_guildmember_change", args=[member.pk])).content.decode()
-    assert "on, protects files, ports, sockets; not signals" in text
+    assert "on, protects files, attributes, ports, sockets; not signals" in text
     assert "signals: it needs Landlock 6, and this kernel has &lt;4&gt;" in text
 
 
