@@ -114,6 +114,11 @@ def _of_error(facts: Facts) -> Diagnosis:
 _ADVICE = [
     (r"command not found: '(?P<command>[^']*)'", "Install {command}, or give its full path as command in {file}."),
     (r"permission denied: '(?P<command>[^']*)'", "Make it executable: chmod +x {command}"),
+    (
+        r"requires the sandbox",
+        "Run it on a machine that has what is missing, or set sandbox to on in {file}, which uses what there is.",
+    ),
+    (r"(?:processes|memory_mb) in limits allows", "Fix what its server does, or raise limits in {file}."),
     (r"its folder .* is gone", "Put the folder {directory} back."),
     (r"no free port", "Stop some members, or widen GUILD_HALL_PORT_RANGE and start the runtime again."),
     (
@@ -152,6 +157,15 @@ _ADVICE_BY_TAIL = [
     (
         r"(?i)address already in use|EADDRINUSE",
         "It listens on a port that another program has: it must take the one it is given, ${{PORT}} in args or env.",
+    ),
+    (
+        r"(?m)^(?:bridge|sandbox): command not found: '(?P<command>[^'\n]{1,200})'",
+        "Install {command}, or give its full path as command in {file}.",
+    ),
+    (
+        r"(?i)permission denied|EACCES|EPERM|operation not permitted|read-only file system",
+        "The system refuses it a file, a folder or a port. If {file} turns its sandbox on, put what it needs into its "
+        "folder, or set sandbox to off.",
     ),
     (r"can't open file '(?P<path>[^'\n]{1,200})'", "Look at args in {file}: there is no {path}."),
     (r"SyntaxError|IndentationError", "Fix the line that its log names, then restart it."),

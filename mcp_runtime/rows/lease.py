@@ -162,7 +162,7 @@ def take(
     """
     if lease_id is None:
         lease_id, last = uuid.uuid4(), require_free()
-    runtime = RuntimeId.own()
+    runtime, sandbox_gaps = RuntimeId.own(), capabilities.probe().gaps
     hall()
     with short_transaction():
         # One start at a time, and no migration that ends the use of this version. SQLite has one writing transaction.
@@ -186,7 +186,7 @@ def take(
                 "cpu_percent": None,
                 "memory_bytes": None,
                 "fence_is_on": fence_is_on,
-                "sandbox_gaps": capabilities.probe().gaps,
+                "sandbox_gaps": sandbox_gaps,
             }
             node = Node.objects.update_or_create(name=settings.GUILD_HALL_NODE, defaults=values)[0]
             Node.objects.filter(pk=node.pk).update(beat=F("beat") + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Callable
@@ -16,7 +17,10 @@ from mcp_runtime.members.starting import StartOptions
 from mcp_runtime.members.supervisor import Supervisor
 from mcp_runtime.rows import lease
 from mcp_runtime.runtime import fence
+from mcp_runtime.sandbox import capabilities
 from mcp_runtime.system.runtime_id import RuntimeId
+
+logger = logging.getLogger("guildhall.runtime")
 
 if TYPE_CHECKING:
     from mcp_runtime.agents.runner import AgentRunner
@@ -36,6 +40,8 @@ class Parts:
         self.gateway: Gateway | None = None
         self.agents: AgentRunner | None = None
         self._hall_id, self._id = lease.hall().hall_id, RuntimeId.own()
+        for name, reason in capabilities.probe().gaps.items():
+            logger.info("sandboxes of members lack the protection of %s here: %s", name, reason)
         self.lifecycle = Lifecycle(
             lease_id=lease_id,
             options=StartOptions(

@@ -248,6 +248,7 @@ def test_a_member_that_requires_more_than_the_machine_can_enforce_does_not_start
     lenient = wait_for_status(hall, "lenient", "connected", within=30)
     assert lenient.node is not None
     assert set(lenient.node.sandbox_gaps) >= {"files", "ports", "signals"}
+    assert "sandboxes of members lack the protection of ports here: it needs Landlock 4" in hall.output()
 
 
 def test_a_member_that_requires_what_the_machine_has_starts(hall: Hall) -> None:

@@ -46,6 +46,7 @@ ROOMS = {
     },
     "runtime": {
         "protocol",
+        "sandbox",
         "system",
         "nodes",
         "rows",

@@ -66,6 +66,11 @@ def test_an_invalid_manifest_is_diagnosed_without_a_runtime_too() -> None:
     [
         ("command not found: 'uvx'", "Install uvx, or give its full path as command in far/weather/guild-member.json."),
         ("permission denied: './run' is not executable", "chmod +x ./run"),
+        (
+            "its manifest requires the sandbox, and this machine",
+            "or set sandbox to on in far/weather/guild-member.json",
+        ),
+        ("was ended: it had 9 processes, and processes in limits allows 5", "or raise limits in far/weather"),
         ("its folder /x/weather is gone", "Put the folder far/weather back."),
         (NoFreePortError(20000, 20001), "GUILD_HALL_PORT_RANGE"),
         (NotListeningError(5), "${PORT} in args or env"),
@@ -90,6 +95,13 @@ def test_each_cause_has_its_own_advice(error: object, remedy: str) -> None:
         ("Error: Cannot find module 'express'\nRequire stack:", "Install the package express, with npm install in"),
         ("Error [ERR_MODULE_NOT_FOUND]: Cannot find package 'zod' imported", "Install the package zod"),
         ("OSError: [Errno 98] Address already in use", "listens on a port that another program has"),
+        ("sandbox: command not found: 'uvx'", "Install uvx, or give its full path"),
+        ("bridge: command not found: 'npx'", "Install npx, or give its full path"),
+        (
+            "Error: EACCES: permission denied, open '/home/x'",
+            "put what it needs into its folder, or set sandbox to off",
+        ),
+        ("python3: can't open file '/x/server.py': [Errno 13] Permission denied", "turns its sandbox on"),
         ("python3: can't open file '/x/server.py': [Errno 2]", "there is no /x/server.py"),
         ("  File 'x', line 3\nSyntaxError: invalid syntax", "Fix the line that its log names"),
         ("something else", "Read its log"),
