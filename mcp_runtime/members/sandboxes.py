@@ -21,6 +21,7 @@ from mcp_runtime.protocol.errors import SpawnError
 from mcp_runtime.sandbox import capabilities, landlock
 from mcp_runtime.sandbox.capabilities import Capabilities
 from mcp_runtime.sandbox.policy import Policy
+from mcp_runtime.system.control_groups import ControlGroups
 
 # Programs, libraries and what they read at their start.
 SYSTEM = (
@@ -61,7 +62,7 @@ RESOURCES = {
 }
 # For a member in a sandbox whose manifest names no other limit.
 DEFAULT_LIMITS = {"memory_mb": 4_000, "open_files": 4_096, "file_mb": 2_000}
-# The hall itself counts these, because the kernel counts the processes of the whole user, and none of root.
+# The hall itself counts these. The kernel counts threads, and without control groups those of the whole user.
 DEFAULT_PROCESSES = 256
 THREADS_OF_PROCESS = 16
 MAX_ENTRIES = 10_000  # of a folder that is allowed without a part of it
@@ -86,6 +87,7 @@ class Sandboxes:
     private_paths: Collection[Path]
     refused_ports: Collection[tuple[int, int]]
     machine: Capabilities = field(default_factory=capabilities.probe)
+    groups: ControlGroups = field(default_factory=ControlGroups.find)
     _ruleset: int = -1
     _creation: threading.Lock = field(default_factory=threading.Lock)
 
@@ -95,31 +97,41 @@ class Sandboxes:
         Creates the home of the member. Raises SpawnError if that is not possible, or if the manifest requires more than
         this machine can enforce.
         """
-        if manifest.sandbox == "off":
-            limits = {**resource_limits(manifest.limits, {}), **process_backstop(manifest)}
-            return {**_NO_PROTECTION, "limits": limits} if limits else None
         require(manifest, self.machine)
-        home = home_of(self.data_dir, manifest.name)
         try:
-            for place in (home, temporary_of(home)):
-                place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return {
-                "landlock": self.machine.landlock,
-                "has_filter": self.machine.has_filter,
-                "read": self._readable(manifest, folder),
-                "write": [*DEVICES, str(home), str(temporary_of(home)), *_subfolders(folder)],
-                "mounts": [str(folder.resolve()), str(home.parent)] if self.machine.has_mounts else [],
-                "port": port,
-                "ruleset": self._port_ruleset(),
-                "limits": {
-                    **resource_limits(manifest.limits, DEFAULT_LIMITS),
-                    **process_backstop(manifest),
-                    "RLIMIT_CORE": 0,
-                },
-                "temporary": str(temporary_of(home)),
-            }
+            if manifest.sandbox != "off":
+                return self._whole_policy(manifest, folder, port)
+            limits = {**resource_limits(manifest.limits, {}), **process_backstop(manifest)}
+            group = self._group(manifest)
+            return {**_NO_PROTECTION, "limits": limits, "group": group} if limits or group else None
         except OSError as error:
             raise SpawnError(f"its sandbox cannot be prepared: {error}") from error
+
+    def _whole_policy(self, manifest: Manifest, folder: Path, port: int) -> Policy:
+        home = home_of(self.data_dir, manifest.name)
+        for place in (home, temporary_of(home)):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        limits = {**resource_limits(manifest.limits, DEFAULT_LIMITS), **process_backstop(manifest), "RLIMIT_CORE": 0}
+        return {
+            "landlock": self.machine.landlock,
+            "has_filter": self.machine.has_filter,
+            "read": self._readable(manifest, folder),
+            "write": [*DEVICES, str(home), str(temporary_of(home)), *_subfolders(folder)],
+            "mounts": [str(folder.resolve()), str(home.parent)] if self.machine.has_mounts else [],
+            "port": port,
+            "ruleset": self._port_ruleset(),
+            "limits": limits,
+            "group": self._group(manifest),
+            "temporary": str(temporary_of(home)),
+        }
+
+    def _group(self, manifest: Manifest) -> str:
+        """The control group of the member, with its limits. Empty if it has no limits, or the hall no groups."""
+        memory, processes = max_memory(manifest), max_processes(manifest)
+        if not memory and not processes:
+            return ""
+        group = self.groups.create(manifest.name, memory=memory, threads=processes * THREADS_OF_PROCESS)
+        return str(group or "")
 
     def environment(self, manifest: Manifest) -> dict[str, str]:
         """The variables that lead a member in a sandbox to its own folders, and to the user's programs."""
@@ -160,6 +172,7 @@ _NO_PROTECTION: Policy = {
     "port": 0,
     "ruleset": -1,
     "limits": {},
+    "group": "",
     "temporary": "",
 }
 

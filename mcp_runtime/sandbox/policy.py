@@ -24,5 +24,7 @@ class Policy(TypedDict):
     """The descriptor of `landlock.create_port_ruleset`, which says where it may connect to. -1 without one."""
     limits: dict[str, int]
     """By the names of the module resource, such as RLIMIT_NOFILE. Soft and hard limit are the same."""
+    group: str
+    """The control group that it joins. Empty without one."""
     temporary: str
     """The folder for temporary files, which is emptied first. Empty without one."""

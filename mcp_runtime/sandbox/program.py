@@ -44,12 +44,16 @@ def main(argv: list[str]) -> int:
 
 def apply(policy: Policy) -> None:
     """Let the policy hold for this process. Raises OSError or ValueError if a part of it does not."""
+    if policy["group"]:
+        with open(os.path.join(policy["group"], "cgroup.procs"), "w") as file:
+            file.write("0")  # this process
     for name, limit in policy["limits"].items():
         _set_limit(getattr(resource, name), limit)
     if policy["mounts"]:
         mounts.restrict_self(policy["mounts"])
-    if policy["landlock"]:
+    if policy["landlock"] or policy["mounts"] or policy["has_filter"]:
         _drop_capabilities()
+    if policy["landlock"]:
         # Some runtimes read how much memory they have there. Other processes stay hidden, also its own children.
         read = [*policy["read"], f"/proc/{os.getpid()}"]
         landlock.restrict_self(policy["landlock"], read, policy["write"], policy["port"])

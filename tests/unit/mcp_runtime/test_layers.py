@@ -100,6 +100,7 @@ STANDARD_LIBRARY_ONLY = {
         "nodes",
         "mcp_runtime.system.birthmark",
         "mcp_runtime.system.console",
+        "mcp_runtime.system.control_groups",
         "mcp_runtime.system.loops",
         "mcp_runtime.system.parent",
         "mcp_runtime.system.title",

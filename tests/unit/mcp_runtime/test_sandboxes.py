@@ -32,6 +32,7 @@ from mcp_runtime.sandbox.command import (
     command_line,
 )
 from mcp_runtime.sandbox.policy import Policy
+from mcp_runtime.system.control_groups import ControlGroups
 
 MODERN = Capabilities(7, has_filter=True, has_mounts=True)
 NOTHING: Policy = {
@@ -43,6 +44,7 @@ NOTHING: Policy = {
     "port": 0,
     "ruleset": -1,
     "limits": {},
+    "group": "",
     "temporary": "",
 }
 
@@ -65,7 +67,13 @@ class Place:
 
     def sandboxes(self, machine: Capabilities = MODERN) -> Sandboxes:
         # Without ports: the ruleset for them needs a kernel.
-        return Sandboxes(self.data, [self.members], [], dataclasses.replace(machine, landlock=min(machine.landlock, 3)))
+        return Sandboxes(
+            self.data,
+            [self.members],
+            [],
+            dataclasses.replace(machine, landlock=min(machine.landlock, 3)),
+            ControlGroups(None),
+        )
 
     def policy(self, **values: Any) -> Policy:
         policy = self.sandboxes().policy(manifest(**values), self.folder, 20_000)
@@ -173,6 +181,79 @@ def test_a_data_folder_that_cannot_have_a_home_is_an_error(place: Place) -> None
     (place.data / "sandboxes").write_text("in the way")
     with pytest.raises(SpawnError, match="its sandbox cannot be prepared"):
         place.policy()
+
+
+# Control groups ---------------------------------------------------------------------------------------------------
+
+
+class Groups:
+    """Files as those of the kernel: the hall runs in /hall.service/main, and /hall.service was delegated to it."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root, self.parent, self.own = root / "cgroup", root / "cgroup" / "hall.service", root / "own"
+        (self.parent / "main").mkdir(parents=True)
+        (self.parent / "cgroup.controllers").write_text("cpu memory pids\n")
+        (self.parent / "cgroup.subtree_control").write_text("")
+        self.own.write_text("0::/hall.service/main\n")
+        monkeypatch.setattr(os, "getxattr", self.attribute)
+        self.delegate = b"1"
+
+    def attribute(self, path: Path, name: str) -> bytes:
+        assert path == self.parent
+        if name != "user.delegate":
+            raise OSError(errno.ENODATA, "no data")
+        return self.delegate
+
+    def find(self) -> ControlGroups:
+        return ControlGroups.find(self.root, self.own)
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Groups:
+    return Groups(tmp_path, monkeypatch)
+
+
+def test_a_member_with_limits_joins_its_own_group_in_the_delegated_one(groups: Groups, place: Place) -> None:
+    (groups.parent / "member-old").mkdir()
+    halls = dataclasses.replace(place.sandboxes(), groups=groups.find())
+    assert (groups.parent / "cgroup.subtree_control").read_text() == "+memory +pids"
+    assert not (groups.parent / "member-old").exists()
+    group = groups.parent / "member-anna"
+    for sandbox in ("on", "off"):
+        policy = halls.policy(manifest(sandbox=sandbox, limits=Limits(memory_mb=50, processes=4)), place.folder, 0)
+        assert policy is not None
+        assert policy["group"] == str(group)
+        limits = [(group / name).read_text() for name in ("memory.max", "pids.max", "memory.swap.max")]
+        assert limits == ["50000000", str(4 * sandboxes.THREADS_OF_PROCESS), "0"]
+    policy = halls.policy(manifest(sandbox="off", limits=Limits(processes=4)), place.folder, 0)
+    assert (group / "memory.max").read_text() == "max"
+    assert halls.policy(manifest(sandbox="off", limits=Limits(file_mb=4)), place.folder, 0)["group"] == ""  # type: ignore[index]
+
+
+def test_a_group_that_was_not_delegated_is_not_used_even_if_it_belongs_to_the_user(groups: Groups) -> None:
+    groups.delegate = b"0"
+    assert groups.find() == ControlGroups(None, "no control group was delegated to the hall")
+    assert (groups.parent / "cgroup.subtree_control").read_text() == ""
+
+
+def test_each_reason_for_no_groups_is_a_sentence(groups: Groups, tmp_path: Path) -> None:
+    (groups.parent / "cgroup.controllers").write_text("cpu memory")
+    assert groups.find().reason == f"its control group {groups.parent} lacks pids"
+    (groups.parent / "cgroup.controllers").write_text("memory pids")
+    (groups.parent / "cgroup.subtree_control").unlink()
+    (groups.parent / "cgroup.subtree_control").mkdir()
+    assert groups.find().reason == f"its control group {groups.parent} cannot be used: Is a directory"
+    groups.own.write_text("0::/\n")
+    assert groups.find().reason == "no control group was delegated to the hall"
+    groups.own.write_text("4:memory:/x\n")
+    assert groups.find().reason == "this system has no control groups of version 2"
+    assert ControlGroups.find(groups.root, tmp_path / "none").parent is None
+
+
+def test_a_process_joins_its_group_before_the_command_runs(tmp_path: Path) -> None:
+    assert run({"group": str(tmp_path)}, "true").returncode == 0
+    assert (tmp_path / "cgroup.procs").read_text() == "0"
+    assert run({"group": str(tmp_path / "none")}, "true").returncode == EXIT_NOT_PROTECTED
 
 
 # The machine ------------------------------------------------------------------------------------------------------
