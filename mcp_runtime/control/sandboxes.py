@@ -34,4 +34,8 @@ def sandbox_report(row: GuildMember) -> SandboxReport | None:
     gaps = row.node.sandbox_gaps if row.node else None
     if row.sandbox == "off" or gaps is None:
         return SandboxReport(row.sandbox, {}, {})
-    return SandboxReport(row.sandbox, {name: text for name, text in PROTECTIONS.items() if name not in gaps}, gaps)
+    # In our order, because PostgreSQL has another one.
+    ordered_gaps = {name: gaps[name] for name in PROTECTIONS if name in gaps}
+    return SandboxReport(
+        row.sandbox, {name: text for name, text in PROTECTIONS.items() if name not in gaps}, ordered_gaps
+    )

@@ -137,12 +137,12 @@ class Sandboxes:
         """The variables that lead a member in a sandbox to its own folders, and to the user's programs."""
         if manifest.sandbox == "off":
             return {}
-        home, user_home = home_of(self.data_dir, manifest.name), Path.home()
+        home, user_home = home_of(self.data_dir, manifest.name), _user_home()
         managers = {name: str(user_home / place) for name, place in MANAGERS.items() if (user_home / place).is_dir()}
         return {**managers, "HOME": str(home), "TMPDIR": str(temporary_of(home))}
 
     def _readable(self, manifest: Manifest, folder: Path) -> list[str]:
-        user_home = Path.home()
+        user_home = _user_home()
         places = [
             *map(Path, (*SYSTEM, sys.prefix, sys.base_prefix)),
             *(user_home / place for place in HOME_PROGRAMS),
@@ -212,6 +212,10 @@ def max_processes(manifest: Manifest) -> int:
 def max_memory(manifest: Manifest) -> int:
     """The bytes of memory that all processes of the member may use together. 0 if there is no limit."""
     return (manifest.limits.memory_mb or (DEFAULT_LIMITS["memory_mb"] if manifest.sandbox != "off" else 0)) * 1_000_000
+
+
+def _user_home() -> Path:
+    return Path(os.path.expanduser("~"))  # Path.home raises an error for a user without a home
 
 
 def home_of(data_dir: Path, name: str) -> Path:
