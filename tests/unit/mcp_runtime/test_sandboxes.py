@@ -34,6 +34,8 @@ from mcp_runtime.sandbox.command import (
 from mcp_runtime.sandbox.policy import Policy
 from mcp_runtime.system.control_groups import ControlGroups
 
+if os.environ.get("COVERAGE_PROCESS_CONFIG"):
+    ISOLATED.clear()  # without the installed packages it could not be measured
 MODERN = Capabilities(7, has_filter=True, has_mounts=True)
 NOTHING: Policy = {
     "landlock": 0,
@@ -387,7 +389,7 @@ def run(policy: dict[str, Any], *argv: str, **options: Any) -> subprocess.Comple
 
 
 def python(policy: dict[str, Any], code: str, *argv: str) -> subprocess.CompletedProcess[str]:
-    return run(policy, sys.executable, "-c", code, *argv)
+    return run(policy, sys.executable, "-I", "-S", "-c", code, *argv)  # without coverage, which would write files
 
 
 def test_the_program_becomes_the_command_with_its_arguments_and_exit_code() -> None:
