@@ -8,6 +8,8 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.db import models
+from django.db.models import Value
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from roster.models.roles import Role
@@ -22,6 +24,7 @@ class Invitation(models.Model):
     PREFIX = "ghi_"  # logs mask what begins so, see roster.masked_log
     LIFETIME = timedelta(hours=72)
     MAX_OPEN = 100  # of one inviter
+    KEEP = timedelta(days=30)  # in the list, after its time is over, also if it was used or revoked
 
     digest = models.CharField(max_length=64, unique=True, editable=False)
     role = models.ForeignKey(Role, on_delete=models.CASCADE, related_name="+")
@@ -60,6 +63,11 @@ class Invitation(models.Model):
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if self.expires_at <= timezone.now() else "open"
+
+    @classmethod
+    def prune(cls) -> int:
+        """Delete invitations that expired KEEP days ago. Return how many. The audit log keeps who invited whom."""
+        return cls.objects.filter(expires_at__lt=Now() - Value(cls.KEEP)).delete()[0]
 
     @classmethod
     def new_secret(cls) -> str:

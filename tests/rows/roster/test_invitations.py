@@ -176,3 +176,15 @@ def test_the_link_begins_with_the_address_of_the_settings(settings: Any) -> None
     settings.GUILD_HALL_WEB_URL = "https://example.com/hall"
     _, link = invitations.invite(role("caller"), inviter=None)
     assert link.startswith("https://example.com/hall/invitations/ghi_")
+
+
+def test_invitations_whose_time_is_long_over_are_deleted() -> None:
+    now = timezone.now()
+    old, recent, still_open = (make()[0] for _ in range(3))
+    for invitation, age in (
+        (old, Invitation.KEEP + timedelta(hours=1)),
+        (recent, Invitation.KEEP - timedelta(hours=1)),
+    ):
+        Invitation.objects.filter(pk=invitation.pk).update(expires_at=now - age, used_at=now - age)
+    assert Invitation.prune() == 1
+    assert set(Invitation.objects.all()) == {recent, still_open}
