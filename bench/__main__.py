@@ -19,6 +19,7 @@ import psutil
 import requests
 
 from bench import peers, plots, starting
+from bench.contracts import contracts
 from bench.figures import Figure, percentile
 from bench.gateway import gateway
 from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family, free_port, is_member, wait_until
@@ -280,6 +281,7 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "client": (client, 500),
     "instructions": (instructions, 150),
     "placement": (placement, 5),
+    "contracts": (contracts, 20),
     "gateway": (gateway, 5),
 }
 # Needs a PostgreSQL server, so it runs only when it is named.

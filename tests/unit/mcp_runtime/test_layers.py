@@ -21,13 +21,25 @@ ROOMS = {
     "protocol": set(),
     "system": set(),
     "schemas": set(),
+    "contracts": set(),
     "nodes": set(),
     "rows": {"protocol", "sandbox", "system"},
     "secrets": {"protocol", "rows"},
     "security": {"protocol", "rows"},
     "client": {"protocol", "system", "secrets"},
     "http1": {"protocol", "secrets", "security", "client"},
-    "members": {"bridge", "sandbox", "protocol", "system", "schemas", "nodes", "rows", "secrets", "client"},
+    "members": {
+        "bridge",
+        "sandbox",
+        "protocol",
+        "system",
+        "schemas",
+        "contracts",
+        "nodes",
+        "rows",
+        "secrets",
+        "client",
+    },
     "calls": {"protocol", "schemas", "security", "rows", "client", "members"},
     "agents": {"protocol", "system", "schemas", "security", "rows", "members", "calls"},
     "gateway": {"protocol", "schemas", "security", "rows", "client", "http1", "members", "calls"},
@@ -35,6 +47,7 @@ ROOMS = {
         "protocol",
         "sandbox",
         "schemas",
+        "contracts",
         "nodes",
         "secrets",
         "security",
@@ -61,7 +74,7 @@ ROOMS = {
 }
 # Rooms that do not import Django, and such modules of other rooms.
 WITHOUT_DJANGO = {
-    *("bridge", "sandbox", "protocol", "system", "schemas", "nodes", "client", "http1"),
+    *("bridge", "sandbox", "protocol", "system", "schemas", "contracts", "nodes", "client", "http1"),
     *(
         "mcp_runtime.secrets.key_file",
         "mcp_runtime.secrets.references",
