@@ -46,6 +46,7 @@
 -- has: roster 0029_secrets
 -- has: roster 0030_audit_log
 -- has: roster 0031_sandbox_gaps
+-- has: roster 0032_contracts
 -- has: sessions 0001_initial
 CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
 CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -81,8 +82,6 @@ CREATE TABLE "roster_membergroup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREME
 CREATE INDEX "roster_membergroup_group_id_c61f8fa1" ON "roster_membergroup" ("group_id");
 CREATE INDEX "roster_membergroup_member_id_52edb673" ON "roster_membergroup" ("member_id");
 CREATE INDEX "status_change_by_member" ON "roster_statuschange" ("member_id", "id" DESC);
-CREATE TABLE "roster_tool" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(255) NOT NULL, "position" integer unsigned NOT NULL CHECK ("position" >= 0), "definition" text NOT NULL CHECK ((JSON_VALID("definition") OR "definition" IS NULL)), "schema_error" text NOT NULL, "listed" bool NOT NULL, "enabled" bool NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "tool_name_is_unique_in_its_member" UNIQUE ("member_id", "name"));
-CREATE INDEX "roster_tool_member_id_1900ab9c" ON "roster_tool" ("member_id");
 CREATE TABLE "roster_callrollup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "seconds" integer unsigned NOT NULL CHECK ("seconds" >= 0), "begins" bigint unsigned NOT NULL CHECK ("begins" >= 0), "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "failed" bigint unsigned NOT NULL CHECK ("failed" >= 0), "took" real NOT NULL, "slots" text NOT NULL CHECK ((JSON_VALID("slots") OR "slots" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_rollup_per_time_and_tool" UNIQUE ("seconds", "begins", "tool_name", "member_id"));
 CREATE TABLE "roster_preset" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "left_out" text NOT NULL CHECK ((JSON_VALID("left_out") OR "left_out" IS NULL)), "updated_at" datetime NOT NULL, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "preset_name_is_unique_for_user_and_tool" UNIQUE ("tool_id", "user_id", "name"));
 CREATE INDEX "roster_preset_user_id_cb88dbde" ON "roster_preset" ("user_id");
@@ -92,15 +91,6 @@ CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agent" ("mad
 CREATE TABLE "roster_token" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "digest" varchar(64) NOT NULL UNIQUE, "hint" varchar(12) NOT NULL, "created_at" datetime NOT NULL, "expires_at" datetime NULL, "revoked_at" datetime NULL, "last_used_at" datetime NULL, "scope" varchar(10) NOT NULL, "calls_per_minute" integer unsigned NULL CHECK ("calls_per_minute" >= 0), "max_in_flight" integer unsigned NULL CHECK ("max_in_flight" >= 0), "made_with_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "token_scope_is_known" CHECK ("scope" IN ('all', 'members', 'tools')));
 CREATE INDEX "roster_token_made_with_id_4fae02b8" ON "roster_token" ("made_with_id");
 CREATE INDEX "roster_token_user_id_d68cc499" ON "roster_token" ("user_id");
-CREATE TABLE "roster_call" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "timeout" real NOT NULL, "requester" varchar(400) NOT NULL, "idempotency_key" varchar(255) NULL, "secret_paths" text NOT NULL CHECK ((JSON_VALID("secret_paths") OR "secret_paths" IS NULL)), "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "progress" text NULL CHECK ((JSON_VALID("progress") OR "progress" IS NULL)), "result" text NULL CHECK ((JSON_VALID("result") OR "result" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "error_code" integer NULL, "error_data" text NULL CHECK ((JSON_VALID("error_data") OR "error_data" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "token_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "source" varchar(10) NOT NULL);
-CREATE UNIQUE INDEX "idempotency_key_is_unique_per_token" ON "roster_call" ("token_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NOT NULL);
-CREATE UNIQUE INDEX "idempotency_key_is_unique_without_token" ON "roster_call" ("requested_by_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NULL);
-CREATE INDEX "roster_call_member_id_71453a63" ON "roster_call" ("member_id");
-CREATE INDEX "roster_call_requested_by_id_8225b36f" ON "roster_call" ("requested_by_id");
-CREATE INDEX "call_active" ON "roster_call" ("status", "id") WHERE "status" IN ('queued', 'running');
-CREATE INDEX "call_by_member" ON "roster_call" ("member_id", "id" DESC);
-CREATE INDEX "call_by_end" ON "roster_call" ("finished_at");
-CREATE INDEX "call_by_token" ON "roster_call" ("token_id", "id" DESC) WHERE "token_id" IS NOT NULL;
 CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
 CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
 CREATE TABLE "roster_token_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -158,6 +148,22 @@ WHEN EXISTS (SELECT 1 FROM roster_auditentry WHERE id = NEW.id)
 BEGIN SELECT RAISE(ABORT, 'Entries of the audit log are only added. Nobody changes or deletes them.'); END;
 CREATE INDEX "roster_audi_kind_abcc3f_idx" ON "roster_auditentry" ("kind", "at");
 CREATE INDEX "roster_audi_at_f29411_idx" ON "roster_auditentry" ("at");
+CREATE TABLE "roster_call" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "timeout" real NOT NULL, "requester" varchar(400) NOT NULL, "idempotency_key" varchar(255) NULL, "secret_paths" text NOT NULL CHECK ((JSON_VALID("secret_paths") OR "secret_paths" IS NULL)), "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "progress" text NULL CHECK ((JSON_VALID("progress") OR "progress" IS NULL)), "result" text NULL CHECK ((JSON_VALID("result") OR "result" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "error_code" integer NULL, "error_data" text NULL CHECK ((JSON_VALID("error_data") OR "error_data" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "token_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "source" varchar(10) NOT NULL, "tool_version" varchar(64) DEFAULT '' NOT NULL);
+CREATE UNIQUE INDEX "idempotency_key_is_unique_per_token" ON "roster_call" ("token_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NOT NULL);
+CREATE UNIQUE INDEX "idempotency_key_is_unique_without_token" ON "roster_call" ("requested_by_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NULL);
+CREATE INDEX "roster_call_member_id_71453a63" ON "roster_call" ("member_id");
+CREATE INDEX "roster_call_requested_by_id_8225b36f" ON "roster_call" ("requested_by_id");
+CREATE INDEX "call_active" ON "roster_call" ("status", "id") WHERE "status" IN ('queued', 'running');
+CREATE INDEX "call_by_member" ON "roster_call" ("member_id", "id" DESC);
+CREATE INDEX "call_by_end" ON "roster_call" ("finished_at");
+CREATE INDEX "call_by_token" ON "roster_call" ("token_id", "id" DESC) WHERE "token_id" IS NOT NULL;
+CREATE TABLE "roster_tool" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(255) NOT NULL, "position" integer unsigned NOT NULL CHECK ("position" >= 0), "definition" text NOT NULL CHECK ((JSON_VALID("definition") OR "definition" IS NULL)), "schema_error" text NOT NULL, "listed" bool NOT NULL, "enabled" bool NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "is_held" bool DEFAULT 0 NOT NULL, "version" varchar(64) DEFAULT '' NOT NULL, CONSTRAINT "tool_name_is_unique_in_its_member" UNIQUE ("member_id", "name"));
+CREATE INDEX "roster_tool_member_id_1900ab9c" ON "roster_tool" ("member_id");
+CREATE TABLE "roster_contract" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "kind" varchar(20) NOT NULL, "name" varchar(255) NOT NULL, "version" varchar(64) NOT NULL, "approved_version" varchar(64) NOT NULL, "is_held" bool NOT NULL, "grade" varchar(20) NOT NULL, "reason" varchar(200) NOT NULL, "changed_at" datetime NOT NULL, "approver" varchar(400) NOT NULL, "approved_at" datetime NULL, "approved_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "contract_is_unique_in_its_member" UNIQUE ("member_id", "kind", "name"));
+CREATE TABLE "roster_contractversion" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "version" varchar(64) NOT NULL, "definition" text NOT NULL, "grade" varchar(20) NOT NULL, "findings" text NOT NULL CHECK ((JSON_VALID("findings") OR "findings" IS NULL)), "score" smallint unsigned NOT NULL CHECK ("score" >= 0), "created_at" datetime NOT NULL, "contract_id" bigint NOT NULL REFERENCES "roster_contract" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "version_is_unique_in_its_contract" UNIQUE ("contract_id", "version"));
+CREATE INDEX "roster_contract_approved_by_id_0b97c970" ON "roster_contract" ("approved_by_id");
+CREATE INDEX "roster_contract_member_id_ec801f29" ON "roster_contract" ("member_id");
+CREATE INDEX "roster_contractversion_contract_id_ce185b43" ON "roster_contractversion" ("contract_id");
 CREATE TABLE "django_session" ("session_key" varchar(40) NOT NULL PRIMARY KEY, "session_data" text NOT NULL, "expire_date" datetime NOT NULL);
 CREATE INDEX "django_session_expire_date_a5c62663" ON "django_session" ("expire_date");
 INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0001_initial', datetime('now'));
@@ -208,4 +214,5 @@ INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0028_invit
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0029_secrets', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0030_audit_log', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0031_sandbox_gaps', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0032_contracts', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', datetime('now'));

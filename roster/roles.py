@@ -46,6 +46,7 @@ RIGHTS = (
     Right("see own tokens in the admin", "roster.view_token", "caller"),
     Right("revoke and delete own tokens in the admin", "roster.delete_token", "caller"),
     Right("start, stop and move members, enable and disable tools, drain nodes", "roster.control_member", "operator"),
+    Right("approve changed tools, which are held", "roster.approve_contract", "operator"),
     Right("see the calls of all users, and with the permission above cancel them", "roster.view_call", "operator"),
     Right("see the agents of all users", "roster.view_agent", "operator"),
     Right("see nodes", "roster.view_node", "operator"),

@@ -118,6 +118,7 @@ def queue(
     call = Call(
         member=member,
         tool_name=tool.name,
+        tool_version=tool.version,
         arguments=arguments,
         timeout=member.timeout_of(tool.name),
         source=requester.source,

@@ -76,6 +76,7 @@ class FinishedCall:
     schema: str | None  # as JSON. None if it was unknown at the start, empty if it marks no secrets
     principal: Principal
     timeout: float
+    version: str = ""  # of the tool, if the catalog has it
     size: int = 0  # bytes of the request
     program: Program = NAMELESS
     started_at: float = field(default_factory=time.time)
@@ -327,6 +328,7 @@ class Recorder:
         return {
             "member_id": call.member_id,
             "tool_name": jsonrpc.storable(call.tool[:255]),
+            "tool_version": call.version,
             "arguments": arguments,
             "timeout": call.timeout,
             "source": SOURCE,

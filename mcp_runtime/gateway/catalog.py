@@ -56,6 +56,7 @@ class OfferedTool:
     listed_json: bytes
     secretive_schema: str  # of its arguments, as JSON. Empty if it marks no secrets
     parameter_headers: Mapping[mcp.Place, str]  # headers that repeat an argument, by its place
+    version: str = ""  # of its contract
     needs_task: bool = False  # it runs only as a task, which `/mcp` does not support
     digest: bytes = b""  # of everything that it was created from
 
@@ -332,11 +333,12 @@ def load(before: Roster) -> Roster:
     names = {row.pk: row.name for row in rows}
     tool_rows = Tool.objects.filter(listed=True, enabled=True, member_id__in=names).order_by("position")
     previous_tools = {tool.digest: tool for member in before.members.values() for tool in member.tools.values()}
-    columns = ("member_id", "name", Cast("definition", TextField()), "schema_error")
-    for member_id, name, definition, fault in tool_rows.values_list(*columns):
-        digest = hashlib.sha256(f"{names[member_id]}\0{name}\0{bool(fault)}\0{definition}".encode()).digest()
+    columns = ("member_id", "name", Cast("definition", TextField()), "schema_error", "version")
+    for member_id, name, definition, fault, version in tool_rows.values_list(*columns):
+        content = f"{names[member_id]}\0{name}\0{bool(fault)}\0{version}\0{definition}"
+        digest = hashlib.sha256(content.encode()).digest()
         tools[member_id][name] = previous_tools.get(digest) or _tool(
-            names[member_id], name, json.loads(definition), digest, has_schema=not fault
+            names[member_id], name, json.loads(definition), digest, version, has_schema=not fault
         )
     # Include disabled tools that the member does not list now. It may accept a call anyway, or list them again soon.
     for member_id, name in Tool.objects.filter(enabled=False, member_id__in=names).values_list("member_id", "name"):
@@ -369,7 +371,9 @@ def _extras(member: str, row: MemberExtras) -> Extras:
     )
 
 
-def _tool(member: str, name: str, definition: dict[str, Any], digest: bytes, *, has_schema: bool) -> OfferedTool:
+def _tool(
+    member: str, name: str, definition: dict[str, Any], digest: bytes, version: str, *, has_schema: bool
+) -> OfferedTool:
     listed_name = mcp.qualified_name(member, name)
     listed_definition = mcp.offered_definition(definition, listed_name, has_schema=has_schema)
     # Not the schema in `listed_definition`, which has none if it is invalid. An invalid schema can still mark secrets.
@@ -383,6 +387,7 @@ def _tool(member: str, name: str, definition: dict[str, Any], digest: bytes, *, 
         listed_json=quick_json.encode(listed_definition),
         secretive_schema=text if secrets.may_mark_secrets(text) else "",
         parameter_headers=_parameter_headers(schema, text),
+        version=version,
         needs_task=mcp.needs_task(definition),
         digest=digest,
     )

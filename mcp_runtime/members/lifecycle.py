@@ -16,8 +16,9 @@ from django.db.models import QuerySet
 
 from mcp_runtime.client import remote
 from mcp_runtime.client.client import REQUEST_TIMEOUT
+from mcp_runtime.client.tool_list import ToolList
 from mcp_runtime.client.transport import Exchange
-from mcp_runtime.members import process, tools
+from mcp_runtime.members import contracts, process, tools
 from mcp_runtime.members.announcements import Announcements
 from mcp_runtime.members.live import EXIT_GRACE, LiveMember, LiveMembers
 from mcp_runtime.members.manifest.declaration import Manifest
@@ -36,7 +37,7 @@ from mcp_runtime.protocol.errors import (
     describe_exit,
 )
 from mcp_runtime.rows.database import give_connection_back, persistently, short_transaction
-from roster.models import GuildMember, Tool
+from roster.models import GuildMember
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -285,15 +286,23 @@ class Lifecycle:
                 return
             self.fail(live_member, "tools/list", f"member {live_member.name!r}: tools/list failed: {error}")
         else:
-            rows = tools.rows_of(member_id, tool_list.tools)
-            warnings = [*tool_list.warnings, *live_member.exposure]
-            persistently(lambda: self._write_tools(member_id, rows, warnings))
+            self._write_tools(live_member, tool_list)
             self._on_change(member_id)
 
-    def _write_tools(self, member_id: int, rows: list[Tool], warnings: list[str]) -> None:
-        with short_transaction():
-            if self.own_row(member_id).filter(status=Status.CONNECTED).update(warnings=warnings):
-                tools.write(member_id, rows)
+    def _write_tools(self, live_member: LiveMember, tool_list: ToolList) -> None:
+        member_id = live_member.member_id
+        rows = tools.rows_of(member_id, tool_list.tools)
+        manifest = GuildMember.objects.values_list("manifest", flat=True).get(pk=member_id)
+        policy = contracts.policy_of(Manifest.from_json(manifest))
+        listing = tools.contracts_of(member_id, tool_list.tools, policy)
+        warnings = [*tool_list.warnings, *live_member.exposure]
+
+        def write() -> None:
+            with short_transaction():
+                if self.own_row(member_id).filter(status=Status.CONNECTED).update(warnings=warnings):
+                    tools.write(member_id, rows, listing)
+
+        persistently(write)
 
     def abort_refresh(self, member_id: int) -> None:
         """Abort a `refresh` that is in progress in another thread, because a silent member must not delay a stop."""

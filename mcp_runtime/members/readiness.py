@@ -1,6 +1,7 @@
 """Waits until a spawned process or a remote server is ready for calls, and reads its data before it is connected.
 
-It accepts connections, completes the initialize handshake and lists its tools. Nothing here writes a row.
+It accepts connections, completes the initialize handshake, lists its tools, and compares them with their contracts.
+Nothing here writes a row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass
 from mcp_runtime.client.client import INITIALIZE_TIMEOUT, REQUEST_TIMEOUT
 from mcp_runtime.client.handshake import InitializeResult
 from mcp_runtime.client.tool_list import ToolList
-from mcp_runtime.members import ports, tools
+from mcp_runtime.members import contracts, ports, tools
+from mcp_runtime.members.contracts import Listing
 from mcp_runtime.members.live import EXIT_GRACE, LiveMember
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.process import NoProcess
@@ -40,10 +42,12 @@ class StoppedWhileStartingError(McpRuntimeError):
 
 @dataclass(frozen=True)
 class Introduction:
-    """The data of a member from its handshake. `tools` are rows that are not yet written."""
+    """The data of a member from its handshake. `tools` are rows that are not yet written, like their contracts."""
 
     handshake: InitializeResult
     tools: list[Tool]
+    contracts: Listing
+    instructions: Listing
     warnings: list[str]
 
 
@@ -63,7 +67,14 @@ def await_introduction(member: LiveMember, manifest: Manifest) -> Introduction:
     tool_list = _list_tools(member)
     rows = tools.rows_of(member.member_id, tool_list.tools)
     member.exposure = _exposure_warnings(addresses, member.port)
-    return Introduction(handshake, rows, [*tool_list.warnings, *member.exposure])
+    policy = contracts.policy_of(manifest)
+    return Introduction(
+        handshake,
+        rows,
+        tools.contracts_of(member.member_id, tool_list.tools, policy),
+        contracts.prepare_instructions(member.member_id, handshake.instructions, policy),
+        [*tool_list.warnings, *member.exposure],
+    )
 
 
 def _await_port(member: LiveMember, limits: StartLimits) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.db.models import F, QuerySet
 
-from mcp_runtime.members import tools
+from mcp_runtime.members import contracts, tools
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.readiness import Introduction
 from mcp_runtime.members.restarts import SLOW_DELAY, Restarts, is_tried_slowly, next_try_after
@@ -77,7 +77,9 @@ class Statuses:
                 instructions=handshake.instructions,
             )
             if is_moved:
-                tools.write(live_member.member_id, introduction.tools)
+                tools.write(live_member.member_id, introduction.tools, introduction.contracts)
+                if contracts.write(live_member.member_id, introduction.instructions):
+                    self.own_row(live_member.member_id).update(instructions="")  # until somebody approves them
             return is_moved
 
     def to_error(

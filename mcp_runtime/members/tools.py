@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 from mcp_runtime.client import quick_json
+from mcp_runtime.members import contracts
+from mcp_runtime.members.contracts import Kind, Listing, Policy
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.schemas import schema_work
 from roster.models import Tool
@@ -34,18 +36,32 @@ def rows_of(member_id: int, definitions: list[dict[str, Any]]) -> list[Tool]:
         ]
 
 
-def write(member_id: int, rows: list[Tool]) -> None:
-    """Make these rows the member's tools. The rows of its other tools remain, but are not listed."""
+def contracts_of(member_id: int, definitions: list[dict[str, Any]], policy: Policy) -> Listing:
+    """Compare these tools with their contracts, without writing them. Takes too long for a transaction."""
+    return contracts.prepare(member_id, Kind.TOOL, {each["name"]: each for each in definitions}, policy)
+
+
+def write(member_id: int, rows: list[Tool], listing: Listing) -> None:
+    """Make these rows the member's tools. The rows of its other tools remain, but are not listed.
+
+    `listing` has the contracts of the same tools. A transaction that has locked the row of the member calls it.
+    """
     with short_transaction():
+        held_names = contracts.write(member_id, listing)
+        for row in rows:
+            row.version = listing.versions[contracts.key_of(row.name)]
+            row.is_held = contracts.key_of(row.name) in held_names
         Tool.objects.bulk_create(
             rows,
             update_conflicts=True,
             unique_fields=["member", "name"],
-            update_fields=["position", "definition", "schema_error", "listed"],
+            update_fields=["position", "definition", "schema_error", "listed", "version", "is_held"],
             batch_size=500,
         )
         names = [row.name for row in rows]
-        Tool.objects.filter(member_id=member_id, listed=True).exclude(name__in=names).update(listed=False)
+        Tool.objects.filter(member_id=member_id, listed=True).exclude(name__in=names).update(
+            listed=False, is_held=False
+        )
 
 
 # By the schema's digest, because thousands of schemas would fill the memory.

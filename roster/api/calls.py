@@ -70,6 +70,9 @@ class CallSummarySerializer(serializers.Serializer[Call]):
     id = serializers.IntegerField(source="pk")
     member = serializers.CharField(source="member.name")
     tool = serializers.CharField(source="tool_name")
+    tool_version = serializers.CharField(
+        help_text="The version of the tool when the call was made. Empty if the hall did not know the tool."
+    )
     status = serializers.ChoiceField(choices=Call.Status.choices)
     source = serializers.ChoiceField(choices=Call.Source.choices)  # type: ignore[assignment]
     requester = serializers.CharField(help_text="The names of the user and the token when the call was made.")
@@ -114,6 +117,7 @@ class CallSerializer(CallSummarySerializer):
             "id": call.pk,
             "member": call.member.name,
             "tool": call.tool_name,
+            "tool_version": call.tool_version,
             "status": call.status,
             "source": call.source,
             "requester": call.requester,

@@ -58,6 +58,7 @@ class ToolSerializer(serializers.ModelSerializer[Tool]):
             "name",
             "title",
             "description",
+            "version",
             "enabled",
             "input_schema",
             "output_schema",

@@ -9,6 +9,7 @@ of a member, a call or a token goes into the module of that noun, with a migrati
 from roster.models.agents import Agent, AgentEvent, AgentMessage
 from roster.models.audit import Actor, AuditEntry, AuditOverflow, act_as_runtime
 from roster.models.calls import Call, CallRollup, CallTotal, Preset
+from roster.models.contracts import Contract, ContractVersion
 from roster.models.hall import Hall, Node
 from roster.models.invitations import Invitation
 from roster.models.members import GuildMember, MemberExtras, MemberGroup, PortAllocation, StatusChange, Tool
@@ -28,6 +29,8 @@ __all__ = [
     "CallRollup",
     "CallTotal",
     "ClientSession",
+    "Contract",
+    "ContractVersion",
     "GuildMember",
     "Hall",
     "Invitation",

@@ -65,6 +65,13 @@ class Call(QueuedWork):
 
     member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="calls")
     tool_name = models.CharField(max_length=255)
+    tool_version = models.CharField(
+        max_length=64,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="The version of the tool when the call was made. Empty if the hall did not know the tool.",
+    )
     arguments = JsonField(default=dict)
     timeout = models.FloatField(help_text="The maximum duration of the call in seconds.")
 

@@ -310,6 +310,15 @@ class Tool(models.Model):
     schema_error = models.TextField(blank=True, help_text="Why arguments are not validated. Empty if they are.")
     listed = models.BooleanField(default=True, help_text="The tool was in the member's last tools/list.")
     enabled = models.BooleanField(default=True, help_text="A disabled tool is in no list, and nobody can call it.")
+    # As in its contract, for lists and calls, which do not read contracts.
+    version = models.CharField(
+        max_length=64, blank=True, default="", db_default="", help_text="The SHA-256 of the definition."
+    )
+    is_held = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="The definition waits for an approval. A held tool is in no list, and nobody can call it.",
+    )
 
     class Meta:
         ordering = ["member", "position"]

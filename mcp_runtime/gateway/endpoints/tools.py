@@ -55,6 +55,7 @@ class ToolCalls:
             schema=tool.secretive_schema if tool else None,
             principal=request.client.principal,
             timeout=request.deadline.seconds,
+            version=tool.version if tool else "",
             size=request.size,
             program=request.client.program,
         )

@@ -686,9 +686,9 @@ def test_a_stop_at_the_moment_of_connecting_is_not_a_crash(stage: Stage) -> None
     member = stage.add()
     original = tools.write
 
-    def write(member_id: int, rows: Any) -> None:
-        original(member_id, rows)
-        stage.lifecycle.abort_start(member_id)
+    def write(*args: Any) -> None:
+        original(*args)
+        stage.lifecycle.abort_start(args[0])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tools, "write", write)

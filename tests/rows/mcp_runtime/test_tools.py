@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mcp_runtime.members import tools
+from mcp_runtime.members.contracts import Policy
 from mcp_runtime.schemas import validation
 from roster.models import GuildMember, Tool
 
@@ -16,8 +17,9 @@ pytestmark = pytest.mark.django_db
 ECHO = {"name": "echo", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
 
 
-def write_tools(member_id: int, definitions: list[dict[str, Any]]) -> None:
-    tools.write(member_id, tools.rows_of(member_id, definitions))
+def write_tools(member_id: int, definitions: list[dict[str, Any]], policy: Policy = Policy.RECORD) -> None:
+    listing = tools.contracts_of(member_id, definitions, policy)
+    tools.write(member_id, tools.rows_of(member_id, definitions), listing)
 
 
 @pytest.fixture

@@ -145,6 +145,13 @@ def test_a_queued_call_is_a_row_with_its_requester_tool_and_arguments(echo: Tool
     assert row.queued_at is not None
 
 
+def test_a_queued_call_names_the_version_of_its_tool(echo: Tool) -> None:
+    for version in ("a" * 64, "b" * 64):
+        Tool.objects.update(version=version)
+        call, _ = queue_call({"text": version})
+        assert row_of(call).tool_version == version
+
+
 def test_the_timeout_is_that_of_the_tool_or_the_member_or_thirty_seconds(echo: Tool) -> None:
     assert queue_call()[0].timeout == 30
     GuildMember.objects.update(manifest={"timeout": 7})

@@ -316,7 +316,7 @@ def test_modules_of_the_runtime_import_only_models_from_the_web(module: str) -> 
         for name in (
             *("AuditEntry", "AuditOverflow", "Invitation", "act_as_runtime"),
             *("AgentEvent", "AgentMessage", "Agent", "Token", "CallRollup", "CallTotal"),
-            *("ClientSession", "GuildMember", "Hall", "MemberExtras", "Node", "Role"),
+            *("ClientSession", "Contract", "ContractVersion", "GuildMember", "Hall", "MemberExtras", "Node", "Role"),
             *(
                 "Call",
                 "PortAllocation",

@@ -418,3 +418,9 @@ def test_calls_that_end_during_a_write_are_all_written(
         sys.setswitchinterval(interval)
     recorder.stop()
     assert len(all_calls) == 8000
+
+
+def test_a_call_names_the_version_of_its_tool(recorder: Recorder, call: Callable[..., FinishedCall]) -> None:
+    for version in ("a" * 64, ""):
+        call(version=version).record_response(response(**content("hi")))
+    assert [row.tool_version for row in write_rows(recorder)] == ["a" * 64, ""]

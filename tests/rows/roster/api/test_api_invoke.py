@@ -56,6 +56,7 @@ def test_a_call_is_accepted_with_the_address_of_its_status(as_bob: Client, bob: 
         "id": call.pk,
         "member": "example",
         "tool": "echo",
+        "tool_version": "",
         "status": "queued",
         "source": "rest",
         "requester": "bob",
