@@ -53,6 +53,13 @@ def env_name(name: str, default: str) -> str:
     return text
 
 
+def env_choice(name: str, choices: tuple[str, ...]) -> str:
+    text = os.environ.get(name, "").strip()
+    if text and text not in choices:
+        raise ImproperlyConfigured(f"{name}={text!r}: give {' or '.join(choices)}, or leave it out.")
+    return text
+
+
 def env_list(name: str) -> list[str]:
     return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
 
@@ -265,6 +272,7 @@ GUILD_HALL_CALLS_PER_MINUTE = env_int("GUILD_HALL_CALLS_PER_MINUTE", 6000, 0, 1_
 GUILD_HALL_MAX_IN_FLIGHT = env_int("GUILD_HALL_MAX_IN_FLIGHT", 64, 1, 4096)
 GUILD_HALL_MAX_RESULT_BYTES = env_int("GUILD_HALL_MAX_RESULT_BYTES", 4_000_000, 1_000, 100_000_000)
 # So much is stored of the arguments and results of a call through the gateway. 0 stores nothing.
+GUILD_HALL_CONTRACTS = env_choice("GUILD_HALL_CONTRACTS", ("record", "hold"))
 GUILD_HALL_RECORD_BYTES = env_int("GUILD_HALL_RECORD_BYTES", 4096, 0, 1_000_000)
 GUILD_HALL_KEEP_CALLS_DAYS = env_int("GUILD_HALL_KEEP_CALLS_DAYS", 30, 1, 3650)
 # Entries of the audit log. The database refuses to delete them earlier than the least value.

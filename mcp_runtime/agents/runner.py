@@ -264,10 +264,10 @@ class AgentRunner:
             servers: dict[str, dict[str, Any]] = {
                 member.name: {"type": "http", "url": member.endpoint} for member in members
             }
-            for name, tool, is_enabled in Tool.objects.filter(member__in=members, listed=True).values_list(
-                "member__name", "name", "enabled"
+            for name, tool, is_enabled, is_held in Tool.objects.filter(member__in=members, listed=True).values_list(
+                "member__name", "name", "enabled", "is_held"
             ):
-                (allowed_tools if is_enabled else disallowed_tools).append(tool_rule(name, tool))
+                (allowed_tools if is_enabled and not is_held else disallowed_tools).append(tool_rule(name, tool))
         else:
             url = f"http://{self._gateway_address}/agents/{agent.pk}/mcp"
             headers = {"Authorization": f"Bearer {transitions.make_token(message)}"}

@@ -246,6 +246,10 @@ class Dispatcher:
             member.client.cancel(exchange, "the deadline passed")  # last, because the outcome must not wait for it
 
     def _outcome(self, call: Call, member: LiveMember, exchange: Exchange) -> Outcome:
+        if call.tool_name in member.held_tools and (
+            refusal := unit_of_work(partial(transitions.refusal_of_held, call))
+        ):
+            return Outcome.failed(ErrorKind.UNAVAILABLE, refusal)
         try:
             result = member.client.invoke_tool(call.tool_name, call.arguments, call.timeout, exchange=exchange)
         except ConnectError as error:

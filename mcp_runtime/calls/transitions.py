@@ -43,6 +43,7 @@ from mcp_runtime.protocol.errors import (
     RequestRefusedError,
     ToolDisabledError,
     ToolError,
+    ToolHeldError,
     UnknownMemberError,
     UnknownToolError,
 )
@@ -54,7 +55,7 @@ from mcp_runtime.rows.lease import held_by_none
 from mcp_runtime.schemas import schema_work, secrets, validation
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import Call, CallTotal, GuildMember, StatusChange, Tool
+from roster.models import Call, CallTotal, Contract, GuildMember, StatusChange, Tool
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -199,10 +200,24 @@ def callable_tool(member_name: str, tool_name: str) -> tuple[Tool, str]:
         raise UnknownToolError(f"member {member_name!r} lists no tool {tool_name!r}{reason}")
     if not tool.enabled:
         raise ToolDisabledError(f"tool {tool_name!r} of member {member_name!r} is disabled")
+    if tool.is_held:
+        raise ToolHeldError(member_name, tool_name, reason_for_hold(tool))
     if tool.task == "required":
         raise RequestRefusedError(f"tool {tool_name!r} of member {member_name!r} {mcp.NEEDS_TASK}")
     is_object = isinstance(tool.schema, str) and tool.schema.startswith("{")
     return tool, tool.schema if is_object else "{}"
+
+
+def reason_for_hold(tool: Tool) -> str:
+    """Return why a tool waits for an approval. Empty if that is not known."""
+    contract = Contract.objects.filter(member=tool.member_id, kind=Contract.Kind.TOOL, name=tool.name).first()
+    return contract.reason if contract else ""
+
+
+def refusal_of_held(call: Call) -> str:
+    """Return why a queued call cannot run, because its tool waits for an approval by now. Empty if it can run."""
+    tool = Tool.objects.filter(member=call.member_id, name=call.tool_name, is_held=True).first()
+    return "" if tool is None else str(ToolHeldError(call.member.name, tool.name, reason_for_hold(tool)))
 
 
 def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: Any) -> None:

@@ -9,5 +9,5 @@ texts       all texts of a definition
 findings    signs of poisoning in a definition, with a score
 phrases     the texts that `findings` looks for
 
-Members and control use this package. It uses no other package, no Django and no I/O.
+Members, the gateway and control use this package. It uses no other package, no Django and no I/O.
 """

@@ -199,8 +199,8 @@ def with_text(tools: QuerySet[Tool]) -> QuerySet[Tool]:
 
 
 def visible_tools() -> Q:
-    """A condition for the tools that lists show. The member lists them, and they are enabled."""
-    return Q(listed=True, enabled=True)
+    """A condition for the tools that lists show. The member lists them, and they are enabled and not held."""
+    return Q(listed=True, enabled=True, is_held=False)
 
 
 # The roster as readers see it -------------------------------------------------------------------------------------

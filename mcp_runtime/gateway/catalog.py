@@ -14,10 +14,11 @@ from django.db.models import Q, TextField
 from django.db.models.functions import Cast
 
 from mcp_runtime.client import quick_json
+from mcp_runtime.members import contracts
 from mcp_runtime.protocol import mcp
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.access import Principal
-from roster.models import Agent, GuildMember, MemberExtras, Tool
+from roster.models import Agent, Contract, GuildMember, MemberExtras, Tool
 
 RESOURCE_PREFIX = "guild://"
 # The key of each list method's result.
@@ -105,7 +106,11 @@ class Extras:
 
 @dataclass(frozen=True, slots=True)
 class OfferedMember:
-    """An enabled member, from its row. `hidden` has the names of its disabled tools."""
+    """An enabled member, from its row. `hidden` has the names of its disabled and held tools.
+
+    `held` has the held ones, each with the reason. With `holds_changes` its tools are offered only as the hall knows
+    them.
+    """
 
     pk: int
     name: str
@@ -118,6 +123,8 @@ class OfferedMember:
     max_concurrency: int
     tools: Mapping[str, OfferedTool]
     hidden: frozenset[str]
+    held: Mapping[str, str] = field(default_factory=dict)
+    holds_changes: bool = False
 
     def timeout_of(self, tool: str) -> float:
         """Return the seconds that a call may take in total (REQ-MCP-HTTP-28)."""
@@ -196,6 +203,7 @@ class Roster:
 
     members: Mapping[str, OfferedMember] = field(default_factory=dict)
     tools: Mapping[str, OfferedTool] = field(default_factory=dict)  # by listed name
+    held: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # member and own name of held tools, likewise
     extras: Mapping[str, Extras] = field(default_factory=dict)  # by member
     _lists: _Lists = field(default_factory=_Lists, init=False, compare=False, repr=False)
 
@@ -331,7 +339,7 @@ def load(before: Roster) -> Roster:
     tools: dict[int, dict[str, OfferedTool]] = {row.pk: {} for row in rows}
     hidden: dict[int, set[str]] = {row.pk: set() for row in rows}
     names = {row.pk: row.name for row in rows}
-    tool_rows = Tool.objects.filter(listed=True, enabled=True, member_id__in=names).order_by("position")
+    tool_rows = Tool.objects.filter(listed=True, enabled=True, is_held=False, member_id__in=names).order_by("position")
     previous_tools = {tool.digest: tool for member in before.members.values() for tool in member.tools.values()}
     columns = ("member_id", "name", Cast("definition", TextField()), "schema_error", "version")
     for member_id, name, definition, fault, version in tool_rows.values_list(*columns):
@@ -343,9 +351,15 @@ def load(before: Roster) -> Roster:
     # Include disabled tools that the member does not list now. It may accept a call anyway, or list them again soon.
     for member_id, name in Tool.objects.filter(enabled=False, member_id__in=names).values_list("member_id", "name"):
         hidden[member_id].add(name)
-    members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk])) for row in rows}
+    held: dict[int, dict[str, str]] = {row.pk: {} for row in rows}
+    held_rows = Contract.objects.filter(is_held=True, kind=Contract.Kind.TOOL, member_id__in=names).order_by("pk")
+    for member_id, name, reason in held_rows.values_list("member_id", "name", "reason"):
+        held[member_id][name] = reason
+        hidden[member_id].add(name)
+    members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk]), held[row.pk]) for row in rows}
+    held_names = {mcp.qualified_name(names[pk], name): (names[pk], name) for pk in held for name in held[pk]}
     by_listed_name = {tool.listed_name: tool for member in members.values() for tool in member.tools.values()}
-    return Roster(members, by_listed_name, _load_extras(names, before.extras))
+    return Roster(members, by_listed_name, held_names, _load_extras(names, before.extras))
 
 
 def _load_extras(names: Mapping[int, str], before: Mapping[str, Extras]) -> dict[str, Extras]:
@@ -403,7 +417,9 @@ def _parameter_headers(schema: Any, text: str) -> Mapping[mcp.Place, str]:
         return {}
 
 
-def _member(row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozenset[str]) -> OfferedMember:
+def _member(
+    row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozenset[str], held: Mapping[str, str]
+) -> OfferedMember:
     return OfferedMember(
         pk=row.pk,
         name=row.name,
@@ -416,4 +432,6 @@ def _member(row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozense
         max_concurrency=row.max_concurrency,
         tools=tools,
         hidden=hidden,
+        held=held,
+        holds_changes=contracts.policy_of(row.manifest) == contracts.Policy.HOLD,
     )

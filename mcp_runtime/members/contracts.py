@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, cast
 
+from django.conf import settings
 from django.db.models import F, QuerySet, TextField, Value
 from django.db.models.fields.json import KT
 from django.db.models.functions import Coalesce
@@ -24,7 +25,7 @@ from django.db.models.functions import Coalesce
 from mcp_runtime.client import quick_json
 from mcp_runtime.contracts.canonical import canonical_json, digest_of
 from mcp_runtime.contracts.grades import HELD_GRADES, TOO_LARGE, Grade, worst
-from mcp_runtime.members.manifest.declaration import Manifest
+from mcp_runtime.members.manifest.declaration import fetches_server
 from mcp_runtime.rows import clock
 from roster.models import Contract, ContractVersion, Tool
 
@@ -57,9 +58,15 @@ class Policy(enum.StrEnum):
     HOLD = "hold"
 
 
-def policy_of(manifest: Manifest) -> Policy:
-    """Return the policy of a member: own servers are recorded, and changes of packages and remote servers are held."""
-    return Policy.HOLD if manifest.url or manifest.fetches_server else Policy.RECORD
+def policy_of(manifest: Mapping[str, Any]) -> Policy:
+    """Return the policy of the member with this manifest, as its row has it.
+
+    Its own key is stronger than the setting. Without both, changes of packages and remote servers are held.
+    """
+    if choice := manifest.get("contracts") or settings.GUILD_HALL_CONTRACTS:
+        return Policy(choice)
+    is_foreign = manifest.get("url") or fetches_server(manifest.get("command", ""), manifest.get("args", ()))
+    return Policy.HOLD if is_foreign else Policy.RECORD
 
 
 @dataclass(frozen=True)

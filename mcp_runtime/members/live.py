@@ -41,6 +41,7 @@ class LiveMember:
     announces_changes: bool = False  # of its lists, according to its handshake
     progress: str = ""  # the text on the row
     exposure: list[str] = field(default_factory=list)  # warnings about the addresses where it listens
+    held_tools: frozenset[str] = frozenset()  # that wait for an approval, according to its last list
     is_leaving: bool = False  # it moves to another node, so it gets no new calls
     stop_requested: threading.Event = field(default_factory=threading.Event)
 

@@ -67,7 +67,7 @@ def await_introduction(member: LiveMember, manifest: Manifest) -> Introduction:
     tool_list = _list_tools(member)
     rows = tools.rows_of(member.member_id, tool_list.tools)
     member.exposure = _exposure_warnings(addresses, member.port)
-    policy = contracts.policy_of(manifest)
+    policy = contracts.policy_of(manifest.as_json())
     return Introduction(
         handshake,
         rows,

@@ -77,7 +77,7 @@ class Statuses:
                 instructions=handshake.instructions,
             )
             if is_moved:
-                tools.write(live_member.member_id, introduction.tools, introduction.contracts)
+                live_member.held_tools = tools.write(live_member.member_id, introduction.tools, introduction.contracts)
                 if contracts.write(live_member.member_id, introduction.instructions):
                     self.own_row(live_member.member_id).update(instructions="")  # until somebody approves them
             return is_moved

@@ -41,10 +41,11 @@ def contracts_of(member_id: int, definitions: list[dict[str, Any]], policy: Poli
     return contracts.prepare(member_id, Kind.TOOL, {each["name"]: each for each in definitions}, policy)
 
 
-def write(member_id: int, rows: list[Tool], listing: Listing) -> None:
+def write(member_id: int, rows: list[Tool], listing: Listing) -> frozenset[str]:
     """Make these rows the member's tools. The rows of its other tools remain, but are not listed.
 
     `listing` has the contracts of the same tools. A transaction that has locked the row of the member calls it.
+    Return the names of the held tools.
     """
     with short_transaction():
         held_names = contracts.write(member_id, listing)
@@ -58,10 +59,9 @@ def write(member_id: int, rows: list[Tool], listing: Listing) -> None:
             update_fields=["position", "definition", "schema_error", "listed", "version", "is_held"],
             batch_size=500,
         )
-        names = [row.name for row in rows]
-        Tool.objects.filter(member_id=member_id, listed=True).exclude(name__in=names).update(
-            listed=False, is_held=False
-        )
+        gone = Tool.objects.filter(member_id=member_id, listed=True).exclude(name__in=[row.name for row in rows])
+        gone.update(listed=False, is_held=False)
+    return frozenset(row.name for row in rows if row.is_held)
 
 
 # By the schema's digest, because thousands of schemas would fill the memory.

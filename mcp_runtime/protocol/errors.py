@@ -35,6 +35,7 @@ McpRuntimeError
     TooManyCallsError(retry_after)     more calls than the token may make
   RequestRefusedError                  a request or call that the hall does not accept
     UnknownMemberError  UnknownToolError  UnknownSecretError  MemberDisabledError  ToolDisabledError
+    ToolHeldError(member, tool, reason)  UnknownContractError
     InvalidArgumentsError(path, reason)
     IdempotencyConflictError  NotCancellableError
     MemberInUseError  UnknownAgentError  UnknownNodeError  AgentUnavailableError  LogUnavailableError
@@ -416,6 +417,20 @@ class MemberDisabledError(RequestRefusedError):
 
 class ToolDisabledError(RequestRefusedError):
     """The tool is disabled."""
+
+
+class ToolHeldError(RequestRefusedError):
+    """The tool changed, and waits for an approval. `reason` has no text of the member, because agents read it."""
+
+    def __init__(self, member: str, tool: str, reason: str) -> None:
+        super().__init__(
+            f"tool {tool[:100]!r} of member {member!r} is held, because {reason or 'it changed'}. Nobody can use it "
+            "until a user with the permission roster.approve_contract, or the operator, approves the change"
+        )
+
+
+class UnknownContractError(RequestRefusedError):
+    """The member never listed that, or not in that version."""
 
 
 class InvalidArgumentsError(RequestRefusedError):

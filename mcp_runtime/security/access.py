@@ -274,6 +274,8 @@ def _obstacles(member: str, tool: str) -> list[str]:
         reasons.append(f"member {member!r} lists no tool {tool!r}")
     elif not tool_row.enabled:
         reasons.append(f"tool {tool!r} of member {member!r} is disabled")
+    elif tool_row.is_held:
+        reasons.append(f"tool {tool!r} of member {member!r} is held, because its definition waits for an approval")
     elif mcp.needs_task(tool_row.definition):
         reasons.append(f"tool {tool!r} of member {member!r} {mcp.NEEDS_TASK}")
     return reasons

@@ -123,6 +123,9 @@ class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
     )
     restart = serializers.ChoiceField(choices=["on-failure", "never"])
     unresponsive = serializers.ChoiceField(choices=["show", "restart"], default="show")
+    contracts = serializers.ChoiceField(
+        choices=["record", "hold"], default=None, allow_null=True, help_text="If null, by the kind of the member."
+    )
     max_concurrency = serializers.IntegerField(help_text="The maximum number of concurrent calls.")
     protocol_version = serializers.CharField(default="", help_text="The version of a server without a handshake.")
     sandbox = serializers.ChoiceField(choices=["off", "on", "require"], default="off")

@@ -110,7 +110,7 @@ class ToolsView(HallView):
     def get(self, request: Request, name: str) -> Response:
         """The tools of the member that you may call, enable or disable, in its own order."""
         row, principal = reachable_member(request, name), principal_of(request)
-        condition = Q(listed=True) if query_of(ToolFilters, request)["disabled"] else visible_tools()
+        condition = Q(listed=True, is_held=False) if query_of(ToolFilters, request)["disabled"] else visible_tools()
         rows = with_text(row.tools.filter(condition)).order_by("position")
         tools = [tool for tool in rows if principal.may_list(name, tool.name)]
         return Response({"tools": ToolSerializer(tools, many=True).data})

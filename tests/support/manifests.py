@@ -161,6 +161,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"limits": {"cpu_seconds": "60"}}, "limits.cpu_seconds"),
     ({"limits": {"file_mb": True}}, "limits.file_mb"),
     ({"unresponsive": "kill"}, "unresponsive"),
+    ({"contracts": "ask"}, "contracts"),
     ({"restart": True}, "restart"),
     ({"max_concurrency": 0}, "max_concurrency"),
     ({"max_concurrency": 1025}, "max_concurrency"),

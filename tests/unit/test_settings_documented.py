@@ -183,6 +183,7 @@ WRONG_VALUES = [
     ),
     *((name, "/nowhere/at/all") for name in ("GUILD_HALL_NODE_CERTIFICATE", "GUILD_HALL_NODE_CA")),
     ("GUILD_HALL_NODE_CERTIFICATE", sys.executable),  # without an address that begins with https
+    ("GUILD_HALL_CONTRACTS", "holds"),
     ("GUILD_HALL_TRUSTED_ORIGINS", "hall.example.com"),
     *(("GUILD_HALL_PLAIN_HTTP_HOSTS", value) for value in ("http://mcp.example.com", "mcp.example.com/x", "*")),
 ]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Set
 from functools import partial
 
+from msgspec import Raw
+
+from mcp_runtime.client import quick_json
+from mcp_runtime.contracts.canonical import version_of
 from mcp_runtime.gateway import envelope, tasks
 from mcp_runtime.gateway.catalog import LISTS, Extras, OfferedMember
 from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, join_entries, list_result, note_subscription, result
@@ -60,7 +63,7 @@ class MemberEndpoints:
                     reply = await self._relay.ask(member, request)
                     if request.method != "tools/list":
                         return reply
-                    narrow = partial(_narrow_tools, member.name, member.hidden, request.client.principal)
+                    narrow = partial(_narrow_tools, member, request.client.principal)
                     return await self._rewriting.rewrite(reply, request, narrow)
         if "cursor" in request.params:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
@@ -77,8 +80,11 @@ class MemberEndpoints:
         return list_result(request, kind, entries)
 
 
-def _narrow_tools(member: str, hidden: Set[str], principal: Principal, body: bytes) -> bytes:
-    """Return a member's tools/list without disabled tools and tools that this client may not call."""
+def _narrow_tools(member: OfferedMember, principal: Principal, body: bytes) -> bytes:
+    """Return a member's tools/list without disabled tools and tools that this client may not call.
+
+    If the hall holds changes of the member, tools that are not as the hall listed them are left out too.
+    """
     answer = envelope.read(body)
     result = envelope.fields(answer.result)
     tools = envelope.items(result.get("tools"))
@@ -86,8 +92,15 @@ def _narrow_tools(member: str, hidden: Set[str], principal: Principal, body: byt
     visible_tools = [
         tool
         for name, tool in zip(names, tools, strict=True)
-        if name not in hidden and principal.may_invoke(member, name)
+        if name not in member.hidden and principal.may_invoke(member.name, name) and _is_known(member, name, tool)
     ]
     if len(visible_tools) == len(tools):
         return body
     return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": visible_tools}))
+
+
+def _is_known(member: OfferedMember, name: str, tool: Raw) -> bool:
+    if not member.holds_changes:
+        return True
+    known_tool = member.tools.get(name)
+    return known_tool is not None and known_tool.version in ("", version_of(quick_json.decode(bytes(tool))))

@@ -17,7 +17,7 @@ from mcp_runtime.gateway.messages import Answer, Client, Event, Reply, Request, 
 from mcp_runtime.gateway.peers import ElsewhereError
 from mcp_runtime.gateway.upstream.relay import Relay
 from mcp_runtime.protocol import mcp
-from mcp_runtime.protocol.errors import ClientError, MethodError
+from mcp_runtime.protocol.errors import ClientError, MethodError, ToolHeldError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, object_of
 from mcp_runtime.security.limits import Owner
 
@@ -103,7 +103,8 @@ class ToolCalls:
             is_there = tool is not None and place.selection.has(tool.member)
             member = self._members.roster.members[tool.member] if tool is not None and is_there else None  # type: ignore[assignment]
             own_name = tool.name if tool else name
-        if not is_there:
+        if not is_there or (tool is None and member.holds_changes):
+            self._require_not_held(place, name, client)
             text = f"unknown tool {name[:100]!r}: there is none, or it is disabled, or its member is disabled"
             raise MethodError(INVALID_PARAMS, f"{text}; see tools/list")
         if not client.principal.may_invoke(member.name, own_name):
@@ -112,6 +113,19 @@ class ToolCalls:
             text = f"tool {own_name[:100]!r} of member {member.name!r} {mcp.NEEDS_TASK}"
             raise MethodError(INVALID_PARAMS, text)
         return member, tool
+
+    def _require_not_held(self, place: Place, name: str, client: Client) -> None:
+        """Raise MethodError with the reason if the tool is held. Only clients that could call it learn of it."""
+        roster = self._members.roster
+        if place.member is not None:
+            member, own_name = place.member, name
+        else:
+            member, own_name = roster.held.get(name, ("", ""))
+        reason = roster.members[member].held.get(own_name) if member in roster.members else None
+        may_know = place.selection.has(member) and client.principal.may_invoke(member, own_name)
+        if reason is not None and may_know:
+            text = str(ToolHeldError(member, own_name, reason))
+            raise MethodError(INVALID_PARAMS, text, {"member": member, "kind": "held"})
 
     def _record_stream(self, stream: Stream, call: FinishedCall, request: Request, member: str) -> Stream:
         async def events() -> AsyncGenerator[Event]:

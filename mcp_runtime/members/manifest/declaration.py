@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, cast
 
@@ -211,6 +212,15 @@ class Manifest:
             "show since when. restart: after three calls in a row and a ping without an answer, restart the member too."
         ),
     ] = "show"
+    contracts: Annotated[
+        Literal["record", "hold"] | None,
+        Meta(
+            description="What to do when the server changes its tools. record: store the new versions. hold: hide a "
+            "tool whose text changed, or that breaks or hides something, until somebody approves it. Without it, hold "
+            "for a url and for npx, uvx, docker and other commands that fetch the server, and record for other "
+            "commands."
+        ),
+    ] = None
     max_concurrency: Annotated[
         int,
         Meta(
@@ -275,14 +285,18 @@ class Manifest:
     @property
     def fetches_server(self) -> bool:
         """Whether the command fetches the server before its first start."""
-        words = (os.path.basename(self.command), *(arg for arg in self.args if not arg.startswith("-")))
-        return any(words[: len(command)] == command for command in FETCHING_COMMANDS)
+        return fetches_server(self.command, self.args)
 
     @property
     def process_digest(self) -> str:
         """A digest that changes if a new process or connection is needed. Texts and limits do not change it."""
         process = [msgspec.to_builtins(getattr(self, key)) for key in PROCESS_KEYS]
         return hashlib.sha256(json.dumps(process, sort_keys=True).encode()).hexdigest()
+
+
+def fetches_server(command: str, args: Iterable[str]) -> bool:
+    words = (os.path.basename(command), *(arg for arg in args if not arg.startswith("-")))
+    return any(words[: len(fetching)] == fetching for fetching in FETCHING_COMMANDS)
 
 
 def _node_rules(values: dict[str, Any]) -> NodeRules:

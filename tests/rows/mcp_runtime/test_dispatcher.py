@@ -41,7 +41,7 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import clock, lease
 from mcp_runtime.runtime import tasks
-from roster.models import Call, GuildMember, Token
+from roster.models import Call, Contract, GuildMember, Token, Tool
 from tests.conftest import eventually
 from tests.support.leases import give_lease_to_another_runtime
 from tests.support.machine import Stopwatch
@@ -106,6 +106,7 @@ class ConnectedMember:
         self.silence = Silence()
         self.calls = self.relayed_calls = 0
         self.is_leaving = False
+        self.held_tools: frozenset[str] = frozenset()
         self.big_outcome_lock = threading.Lock()
         self.stop_requested = threading.Event()
 
@@ -261,6 +262,24 @@ def function_that_raises(error: Exception) -> Callable[..., Any]:
 
 
 # A call -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_queued_call_does_not_run_if_its_tool_is_held_by_now(hall: DispatcherHall) -> None:
+    anna = hall.add()
+    Tool.objects.create(member=anna, name="echo", is_held=True)
+    Contract.objects.create(member=anna, kind="tool", name="echo", is_held=True, reason="a text changed")
+    hall.connected_members[anna.pk].held_tools = frozenset({"echo"})
+    call = add_queued_call(anna, "echo", arguments={}, timeout=7)
+    hall.run_once()
+    hall.run_once()
+    row = row_of(call)
+    assert (row.status, row.error_kind) == ("failed", "unavailable")
+    assert row.error_message.startswith("tool 'echo' of member 'anna' is held, because a text changed. Nobody can use")
+    Tool.objects.update(is_held=False)  # approved, before the member is listed again
+    call = add_queued_call(anna, "echo", arguments={}, timeout=7)
+    hall.run_once()
+    hall.run_once()
+    assert row_of(call).status == "succeeded"
 
 
 def test_a_queued_call_is_claimed_and_run_and_its_outcome_is_written(hall: DispatcherHall) -> None:

@@ -29,13 +29,14 @@ from mcp_runtime.protocol.errors import (
     RequestRefusedError,
     ToolDisabledError,
     ToolError,
+    ToolHeldError,
     UnknownMemberError,
     UnknownToolError,
 )
 from mcp_runtime.rows import lease
 from mcp_runtime.schemas import secrets, validation
 from mcp_runtime.security import principals
-from roster.models import Call, CallTotal, GuildMember, StatusChange, Token, Tool
+from roster.models import Call, CallTotal, Contract, GuildMember, StatusChange, Token, Tool
 from tests.support.leases import current_lease_id, give_lease_to_another_runtime
 
 pytestmark = pytest.mark.django_db
@@ -143,6 +144,14 @@ def test_a_queued_call_is_a_row_with_its_requester_tool_and_arguments(echo: Tool
     assert (row.source, row.requested_by, row.requester) == ("rest", bob, "bob")
     assert (row.started_at, row.finished_at, row.lease_id, row.result) == (None, None, None, None)
     assert row.queued_at is not None
+
+
+def test_a_call_of_a_held_tool_is_refused_and_says_who_can_approve_it(echo: Tool) -> None:
+    Tool.objects.update(is_held=True)
+    Contract.objects.create(member=echo.member, kind="tool", name="echo", is_held=True, reason="a text changed")
+    with pytest.raises(ToolHeldError, match=r"because a text changed.*roster\.approve_contract"):
+        queue_call({"text": "hi"})
+    assert not Call.objects.exists()
 
 
 def test_a_queued_call_names_the_version_of_its_tool(echo: Tool) -> None:

@@ -42,7 +42,7 @@ ROOMS = {
     },
     "calls": {"protocol", "schemas", "security", "rows", "client", "members"},
     "agents": {"protocol", "system", "schemas", "security", "rows", "members", "calls"},
-    "gateway": {"protocol", "schemas", "security", "rows", "client", "http1", "members", "calls"},
+    "gateway": {"protocol", "schemas", "contracts", "security", "rows", "client", "http1", "members", "calls"},
     "control": {
         "protocol",
         "sandbox",
@@ -137,6 +137,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.security.principals",
     "mcp_runtime.system.birthmark",
     "mcp_runtime.control.calls",
+    "mcp_runtime.control.contracts",
     "mcp_runtime.control.logs",
     "mcp_runtime.control.members",
     "mcp_runtime.control.nodes",

@@ -74,12 +74,14 @@ def test_every_optional_key_is_read() -> None:
         "tool_timeouts": {"render": 600},
         "restart": "never",
         "unresponsive": "restart",
+        "contracts": "hold",
         "max_concurrency": 4,
     }
     manifest, warnings = parser.parse({**SEEDS_FORM, **values})
     assert (manifest.display_name, manifest.description, manifest.enabled) == ("An example", "Shows how.", False)
     assert (manifest.start_timeout, manifest.timeout, manifest.tool_timeouts) == (20.0, 1.5, {"render": 600.0})
     assert (manifest.restart, manifest.unresponsive, manifest.max_concurrency) == ("never", "restart", 4)
+    assert manifest.contracts == "hold"
     assert warnings == []
 
 

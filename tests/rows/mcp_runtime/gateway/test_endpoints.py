@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from mcp_runtime.contracts.canonical import version_of
 from mcp_runtime.gateway.endpoints import member as member_endpoints
-from roster.models import GuildMember, Token, Tool
+from roster.models import Contract, GuildMember, Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import META, GatewayClient, make_token
 from tests.support.agents import MODERN as MODERN_VERSION
@@ -268,6 +269,39 @@ def test_a_disabled_tool_cannot_be_called(world: World, notes: Member) -> None:
     for client, name in ((world.agent().begin(), "notes__off"), (world.agent("/mcp/notes").begin(), "off")):
         assert "there is none, or it is disabled" in client.call(name)["error"]["message"]
     assert notes.messages("tools/call") == []
+
+
+def test_a_held_tool_is_in_no_list_and_its_call_says_why(world: World, notes: Member) -> None:
+    Tool.objects.filter(name="echo").update(is_held=True)
+    Contract.objects.create(member=notes.row, kind="tool", name="echo", is_held=True, reason="a text changed")
+    world.gateway.member_changed(notes.row.pk)
+    roster, member = world.agent().begin(), world.agent("/mcp/notes").begin()
+    eventually(lambda: roster.tools() == [])
+    notes.behaviours["tools/list"] = lambda incoming: incoming.result({"tools": [{"name": "echo"}, {"name": "new"}]})
+    assert member.tools() == ["new"]
+    for client, name in ((roster, "notes__echo"), (member, "echo")):
+        error = client.call(name)["error"]
+        assert error["message"].startswith("tool 'echo' of member 'notes' is held, because a text changed. Nobody can")
+        assert error["data"] == {"member": "notes", "kind": "held"}
+    assert notes.messages("tools/call") == []
+    other = GuildMember.objects.create(name="other", directory="other")
+    stranger = make_token(scope=Token.Scope.MEMBERS, members=[other])
+    message = world.agent("/mcp", stranger).begin().call("notes__echo")["error"]["message"]
+    assert "held" not in message
+
+
+def test_a_members_own_list_has_only_tools_as_the_hall_knows_them_if_changes_are_held(world: World) -> None:
+    """Otherwise a client would read a changed tool before the hall lists the tools again."""
+    tools = [{"name": "echo", "description": "Old."}, {"name": "same", "inputSchema": {"type": "object"}}]
+    member = world.member("notes", tools=tools, contracts="hold")
+    for tool in Tool.objects.all():
+        Tool.objects.filter(pk=tool.pk).update(version=version_of(tool.definition))
+    client = world.agent("/mcp/notes").begin()
+    changed = [{"name": "echo", "description": "New."}, dict(reversed(tools[1].items())), {"name": "unlisted"}]
+    member.behaviours["tools/list"] = lambda incoming: incoming.result({"tools": changed})
+    assert client.tools() == ["same"]
+    assert "unknown tool 'unlisted'" in client.call("unlisted")["error"]["message"]
+    assert member.messages("tools/call") == []
 
 
 def test_a_members_own_list_passes_without_disabled_tools(world: World, notes: Member) -> None:
