@@ -11,6 +11,7 @@ from typing import Any, cast
 from django.contrib.auth.models import User
 from django.db.models import F, QuerySet
 
+from mcp_runtime.calls import transitions
 from mcp_runtime.contracts.changes import Kind, compare
 from mcp_runtime.contracts.grades import Change
 from mcp_runtime.control.members import find_member, set_desired_state
@@ -42,6 +43,11 @@ class Review:
 def contracts_of(row: GuildMember) -> QuerySet[Contract]:
     """The contracts of a member that are in its lists."""
     return row.contracts.exclude(version="").order_by("kind", "name")
+
+
+def reason_for_hold(tool: Tool) -> str:
+    """Why a tool waits for an approval."""
+    return transitions.reason_for_hold(tool)
 
 
 def find_contract(member: str, kind: str, name: str) -> Contract:

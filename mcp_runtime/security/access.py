@@ -25,6 +25,7 @@ from mcp_runtime.security.limits import Limits, Owner
 from roster.models import GuildMember, Tool
 
 CONTROL = "roster.control_member"
+APPROVE = "roster.approve_contract"
 INVOKE = "roster.invoke_tool"
 VIEW_CALLS = "roster.view_call"
 VIEW_MEMBERS = "roster.view_guildmember"

@@ -11,7 +11,7 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from mcp_runtime.control.members import find_member, find_tool
-from mcp_runtime.protocol.errors import UnknownMemberError, UnknownToolError
+from mcp_runtime.protocol.errors import NotAllowedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import CONTROL, Principal
@@ -100,6 +100,18 @@ def controlled_member(request: Request, name: str) -> GuildMember:
     """The member. Raises UnknownMemberError. Raises NotAllowedError if the principal may only view it."""
     row = reachable_member(request, name)
     access.require_control(principal_of(request), name)
+    return row
+
+
+def approvable_member(request: Request, name: str) -> GuildMember:
+    """The member. Raises UnknownMemberError. Raises NotAllowedError if the user may not approve changes of its tools.
+
+    A narrowed token may not, because an agent could approve its own tools with it.
+    """
+    row = reachable_member(request, name)
+    if not request.user.has_perm(access.APPROVE) or principal_of(request).is_narrowed:
+        needs = f"this needs the permission {access.APPROVE}, and a token that is for everything its user may do"
+        raise NotAllowedError(needs)
     return row
 
 

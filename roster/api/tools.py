@@ -13,7 +13,9 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from mcp_runtime.control.contracts import reason_for_hold
 from mcp_runtime.control.members import find_tool, set_tool_enabled, visible_tools, with_text
+from mcp_runtime.protocol.errors import ToolHeldError
 from roster.api.base import REFUSED, HallView, query_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayControl, controlled_member, listable_tool, principal_of, reachable_member
@@ -116,10 +118,18 @@ class ToolsView(HallView):
         return Response({"tools": ToolSerializer(tools, many=True).data})
 
 
+def _shown_tool(request: Request, name: str, tool: str) -> Tool:
+    """The tool for one who may list it. Raises ToolHeldError, because an agent may read the definition."""
+    row = listable_tool(request, name, tool)
+    if row.is_held:
+        raise ToolHeldError(name, tool, reason_for_hold(row))
+    return row
+
+
 class ToolView(HallView):
-    @extend_schema(responses={200: ToolDetailSerializer, 404: REFUSED})
+    @extend_schema(responses={200: ToolDetailSerializer, 404: REFUSED, 409: REFUSED})
     def get(self, request: Request, name: str, tool: str) -> Response:
-        return Response(ToolDetailSerializer(listable_tool(request, name, tool)).data)
+        return Response(ToolDetailSerializer(_shown_tool(request, name, tool)).data)
 
 
 class ToolVerbView(HallView):
@@ -129,7 +139,7 @@ class ToolVerbView(HallView):
 
     @extend_schema(exclude=True)
     def get(self, request: Request, name: str, tool: str) -> Response:
-        return Response(ToolDetailSerializer(listable_tool(request, name, f"{tool}/{self.verb}")).data)
+        return Response(ToolDetailSerializer(_shown_tool(request, name, f"{tool}/{self.verb}")).data)
 
 
 class ToolEnabledView(ToolVerbView):

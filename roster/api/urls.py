@@ -7,7 +7,20 @@ from django.urls.converters import StringConverter
 
 from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.control.nodes import NODE_VERBS
-from roster.api import agent_config, agents, audit, calls, members, meta, nodes, secrets, statistics, tokens, tools
+from roster.api import (
+    agent_config,
+    agents,
+    audit,
+    calls,
+    contracts,
+    members,
+    meta,
+    nodes,
+    secrets,
+    statistics,
+    tokens,
+    tools,
+)
 
 
 class ToolNameConverter(StringConverter):
@@ -31,6 +44,13 @@ urlpatterns = [
     path("members/<str:name>/logs/", members.MemberLogsView.as_view(), name="member-logs"),
     path("members/<str:name>/status-changes/", members.MemberStatusChangesView.as_view(), name="member-status-changes"),
     path("members/<str:name>/statistics/", statistics.MemberStatisticsView.as_view(), name="member-statistics"),
+    path("members/<str:name>/contracts/", contracts.ContractsView.as_view(), name="member-contracts"),
+    path("members/<str:name>/contracts/review/", contracts.ContractReviewView.as_view(), name="member-contract-review"),
+    path(
+        "members/<str:name>/contracts/approve/",
+        contracts.ContractApprovalView.as_view(),
+        name="member-contract-approve",
+    ),
     path("members/<str:name>/tools/", tools.ToolsView.as_view(), name="member-tools"),
     path("members/<str:name>/tools/<tool_name:tool>/invoke/", calls.InvokeView.as_view(), name="tool-invoke"),
     *(

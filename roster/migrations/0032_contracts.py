@@ -59,7 +59,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('version', models.CharField(max_length=64)),
                 ('definition', models.TextField(help_text='The definition as canonical JSON (RFC 8785).')),
-                ('grade', models.CharField(blank=True, help_text='The worst change since the version before.', max_length=20)),
+                ('grade', models.CharField(blank=True, help_text='The worst change since the version that was agreed then.', max_length=20)),
                 ('findings', models.JSONField(default=list, help_text='Signs of poisoning: kind, place, sentence, weight, is_hard.')),
                 ('score', models.PositiveSmallIntegerField(default=0, help_text='0 to 100. From 50 on it counts as poisoned.')),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now)),

@@ -57,7 +57,9 @@ class ContractVersion(models.Model):
     contract = models.ForeignKey(Contract, on_delete=models.CASCADE, related_name="versions")
     version = models.CharField(max_length=64)
     definition = models.TextField(help_text="The definition as canonical JSON (RFC 8785).")
-    grade = models.CharField(max_length=20, blank=True, help_text="The worst change since the version before.")
+    grade = models.CharField(
+        max_length=20, blank=True, help_text="The worst change since the version that was agreed then."
+    )
     findings = JsonField(default=list, help_text="Signs of poisoning: kind, place, sentence, weight, is_hard.")
     score = models.PositiveSmallIntegerField(default=0, help_text="0 to 100. From 50 on it counts as poisoned.")
     created_at = models.DateTimeField(default=timezone.now)

@@ -199,6 +199,9 @@ POST  /api/members/<str:name>/move/               control_member                
 GET   /api/members/<str:name>/logs/               view_guildmember                           200 403  200 403 404
 GET   /api/members/<str:name>/status-changes/     view_guildmember                           200 403  200 403 404
 GET   /api/members/<str:name>/statistics/         view_guildmember|view_tool|view_call       200 403  200 403 404
+GET   /api/members/<str:name>/contracts/          approve_contract                           200 403  403 403 404
+GET   /api/members/<str:name>/contracts/review/   approve_contract                           400 403  403 403 404
+POST  /api/members/<str:name>/contracts/approve/  approve_contract                           200 403  403 403 404
 GET   /api/members/<str:name>/tools/              known                                      200 -    200 200 404
 GET   /api/members/<str:name>/tools/<tool_name:tool>/ invoke_tool|control_member             200 404  200 200 404
 GET   /api/members/<str:name>/tools/<tool_name:tool>/invoke/ none                            -   404  404 404 404

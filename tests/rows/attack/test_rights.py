@@ -39,6 +39,7 @@ BODIES = {
     "/api/agents/": {"members": ["notes"]},
     "/api/agents/<int:pk>/messages/": {"prompt": "hello"},
     "/api/members/<str:name>/move/": {"node": "main"},
+    "/api/members/<str:name>/contracts/approve/": {"all": True},
 }
 
 
