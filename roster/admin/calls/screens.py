@@ -212,7 +212,7 @@ class CallAdmin(RuntimeRowAdmin):
         tool = Tool.objects.filter(member=member, name=call.tool_name).first()
         may_invoke = self.has_invoke_permission(request)
         is_there = member.enabled and not member.removed_at and principal_of(request).reaches(member.name)
-        is_callable = tool is not None and tool.listed and tool.enabled and may_invoke and is_there
+        is_callable = tool is not None and tool.listed and tool.enabled and not tool.is_held and may_invoke and is_there
         return {
             "call": call,
             "is_active": not call.is_finished,

@@ -111,7 +111,9 @@ def tools_of(request: HttpRequest, member: Any) -> QuerySet[Tool]:
 def tools_tag(request: HttpRequest, member: Any) -> str:
     """Changes when any tool changes. It does not read definitions, and compares only their lengths."""
     definition = Length(Cast("definition", TextField()))
-    rows = tools_of(request, member).values_list("pk", "enabled", "listed", "position", definition)
+    rows = tools_of(request, member).values_list(
+        "pk", "enabled", "listed", "is_held", "version", "position", definition
+    )
     principal = principal_of(request)
     state = (
         member.enabled,

@@ -22,7 +22,8 @@ from roster.models import GuildMember, Tool
 
 
 def call_link(tool: Tool) -> SafeString | str:
-    if not (tool.listed and tool.enabled and tool.member.enabled and tool.member.removed_at is None):
+    is_offered = tool.listed and tool.enabled and not tool.is_held
+    if not (is_offered and tool.member.enabled and tool.member.removed_at is None):
         return present.NOTHING
     return format_html('<a href="{}">Call</a>', reverse("admin:roster_tool_call", args=[tool.pk]))
 
@@ -70,7 +71,7 @@ class ToolColumns:
 class ToolAdmin(ToolColumns, ToolRunner):
     list_display = ["name", "of_member", "title", "short_description", "listed", "enabled", "call"]
     list_select_related = ["member"]
-    list_filter = ["enabled", "listed", MembersFolder, ("member", MembersInSight)]
+    list_filter = ["enabled", "listed", "is_held", MembersFolder, ("member", MembersInSight)]
     search_fields = ["name", "member__name"]
     actions = ["enable", "disable"]
     change_form_template = "admin/roster/tool/change_form.html"
@@ -81,6 +82,8 @@ class ToolAdmin(ToolColumns, ToolRunner):
         "description",
         "listed",
         "enabled",
+        "is_held",
+        "version",
         "schema_error",
         "input_schema",
         "output_schema",
