@@ -18,7 +18,7 @@ from mcp_runtime.control.members import find_member, set_desired_state
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownContractError
 from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import short_transaction
-from roster.models import Contract, ContractVersion, GuildMember, Hall, Tool
+from roster.models import AuditEntry, Contract, ContractVersion, GuildMember, Hall, Tool
 
 MAX_LINES = 2_000  # of a diff
 MAX_LINE = 1_000  # characters
@@ -134,6 +134,13 @@ def _approve(
                 raise RequestRefusedError(
                     f"{contract} of member {row.name!r} is not held in version {version[:12]}. Read the change again"
                 )
+            AuditEntry.record(
+                AuditEntry.Kind.CONTRACT_APPROVED,
+                f"{contract} of member {row.name}",
+                member=row.name,
+                before={"version": contract.approved_version[:12]},
+                after={"version": version[:12]},
+            )
             if contract.kind == Contract.Kind.TOOL:
                 Tool.objects.filter(member=row.pk, name=contract.name).update(is_held=False)
             elif contract.kind == Contract.Kind.INSTRUCTIONS:

@@ -29,6 +29,7 @@ GROUPS_OF_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "groups": ("groups", ("group_",)),
     "members": ("members", ("member_",)),
     "tools": ("tools", ("tool_",)),
+    "contracts": ("contracts", ("contract_",)),
     "secrets": ("secrets", ("secret",)),
     "nodes": ("nodes", ("node_",)),
 }

@@ -153,6 +153,7 @@ class AuditEntry(models.Model):
         MEMBER_RESERVED = "member_reserved", "reserved member"
         TOOL_ENABLED = "tool_enabled", "enabled tool"
         TOOL_DISABLED = "tool_disabled", "disabled tool"
+        CONTRACT_APPROVED = "contract_approved", "approved change"
         SECRET_SET = "secret_set", "set secret"
         SECRET_DELETED = "secret_deleted", "deleted secret"
         SECRET_ALLOWED = "secret_allowed", "allowed secret"

@@ -13,7 +13,7 @@ from mcp_runtime.control import contracts as control
 from mcp_runtime.members import contracts, tools
 from mcp_runtime.members.contracts import Kind, Policy
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownContractError, UnknownMemberError
-from roster.models import Contract, GuildMember, Tool
+from roster.models import AuditEntry, Contract, GuildMember, Tool
 
 pytestmark = pytest.mark.django_db
 
@@ -70,6 +70,13 @@ def test_a_diff_is_bounded(anna: GuildMember) -> None:
     assert len(review.diff) == control.MAX_LINES + 1
     assert max(map(len, review.diff)) <= control.MAX_LINE
     assert "more lines" in review.diff[-1]
+
+
+def test_an_approval_is_in_the_audit_log(echo: Contract) -> None:
+    control.approve(echo, echo.version, None, "the operator")
+    entry = AuditEntry.objects.get(kind=AuditEntry.Kind.CONTRACT_APPROVED)
+    assert (entry.member, entry.target) == ("anna", f"{echo} of member anna")
+    assert (entry.before, entry.after) == ({"version": version_of(OLD)[:12]}, {"version": version_of(NEW)[:12]})
 
 
 def test_an_approval_releases_the_tool_and_names_who_gave_it(anna: GuildMember, echo: Contract) -> None:
