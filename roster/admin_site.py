@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib.admin import AdminSite
 from django.contrib.auth.forms import AuthenticationForm
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -39,6 +40,10 @@ class HallAdminSite(AdminSite):
         response = super().login(request, extra_context)
         is_logged_in = request.method == "POST" and response.status_code == 302
         return redirect("admin:index") if is_logged_in and not roles.has_any_right(request.user) else response
+
+    def password_change(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
+        with transaction.atomic():  # the password and its entry in the audit log
+            return super().password_change(request, extra_context)
 
     def get_urls(self) -> list[URLResolver | URLPattern]:
         return [path("lists/", self.admin_view(self.lists), name="lists"), *super().get_urls()]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import contextlib
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from django.contrib.auth.models import User
 from django.db.models import QuerySet
@@ -29,6 +31,7 @@ class SecretNeed:
     name: str
     fault: str  # why the member cannot have it. Empty if it can
     exists: bool
+    changed_parts: list[str]  # of the manifest, by key, since the member was allowed to use it
 
 
 def find_secret(name: str) -> Secret:
@@ -46,12 +49,9 @@ def set_secret(name: str, value: str, by: User | None) -> Secret:
     """
     if not SECRET_NAME.fullmatch(name):
         raise RequestRefusedError(f"{name[:80]!r} must be 1 to 64 letters, digits, '.', '-' and '_'")
-    try:
-        encrypted = values.encrypt(value)
-    except SecretError as error:
-        raise RequestRefusedError(str(error)) from error
-    columns = {"encrypted": encrypted, "changed_at": timezone.now(), "changed_by": by}
-    with short_transaction():
+    with short_transaction(), _refusals():
+        values.lock()
+        columns = {"encrypted": values.encrypt(value), "changed_at": timezone.now(), "changed_by": by}
         secret, is_new = Secret.objects.update_or_create(name=name, defaults=columns)
         AuditEntry.record(Kind.SECRET_SET, _name(secret), after={"is_new": is_new})
     _try_again(GuildMember.objects.filter(secret_uses__secret=secret))
@@ -60,10 +60,11 @@ def set_secret(name: str, value: str, by: User | None) -> Secret:
 
 def require_usable(value: str) -> None:
     """Raise RequestRefusedError if it cannot be the value of a secret, or if the key file cannot be used."""
-    try:
-        values.encrypt(value)
-    except SecretError as error:
-        raise RequestRefusedError(str(error)) from error
+    with _refusals():
+        values.require_usable(value)
+        values.require_writable()
+        if values.key_file().path.exists():
+            values.key_file().cipher()
 
 
 def delete_secret(secret: Secret) -> None:
@@ -82,7 +83,8 @@ def allow_secret(secret: Secret, member: GuildMember, by: User | None, *, identi
     digest = values.identity(member.manifest)
     if identity is not None and identity != digest:
         raise RequestRefusedError(f"the manifest of {member.name!r} has just changed; look at it again")
-    columns = {"digest": digest, "allowed_at": timezone.now(), "allowed_by": by}
+    columns: dict[str, Any] = {"digest": digest, "parts": values.parts(member.manifest)}
+    columns |= {"allowed_at": timezone.now(), "allowed_by": by}
     with short_transaction():
         SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
         AuditEntry.record(Kind.SECRET_ALLOWED, _name(secret), member=member.name, after={"members": [member.name]})
@@ -117,13 +119,25 @@ def needs_of(member: GuildMember) -> list[SecretNeed]:
     if not names:
         return []
     existing = set(Secret.objects.filter(name__in=names).values_list("name", flat=True))
+    uses = {use.secret.name: use for use in SecretUse.objects.filter(member=member.pk).select_related("secret")}
     secrets = values.MemberSecrets(member, member.manifest)
-    return [SecretNeed(name, secrets.fault(name), name in existing) for name in sorted(names)]
+    return [
+        SecretNeed(
+            name, secrets.fault(name), name in existing, changed_parts(uses[name], member) if name in uses else []
+        )
+        for name in sorted(names)
+    ]
 
 
 def is_current(use: SecretUse) -> bool:
     """Whether the member is still what it was when it was allowed to use the secret."""
     return use.digest == values.identity(use.member.manifest)
+
+
+def changed_parts(use: SecretUse, member: GuildMember) -> list[str]:
+    """The keys of the manifest whose values changed since the member was allowed to use the secret."""
+    parts = values.parts(member.manifest)
+    return sorted(key for key in parts.keys() | use.parts.keys() if parts.get(key) != use.parts.get(key))
 
 
 def identity_of(member: GuildMember) -> str:
@@ -145,26 +159,47 @@ def rotate_key(steps: Collection[str]) -> int:
     use   the new key for all secrets
     drop  the old keys from the file, if no secret needs them
 
-    Raises RequestRefusedError.
+    Raises RequestRefusedError. Steps before the one that is refused stay.
     """
-    keys = values.key_file()
+    with _refusals():
+        if not values.key_file().path.exists():
+            raise RequestRefusedError(f"there is no key file {values.key_file().path}: the first secret makes it")
+        for step in (step for step in KEY_STEPS if step in steps):
+            with short_transaction():
+                values.lock()
+                _STEPS[step]()
+                AuditEntry.record(Kind.SECRETS_KEY_ROTATED, "the key file", after={"step": step})
+    return Secret.objects.count()
+
+
+def _add_key() -> None:
+    for secret in Secret.objects.all():  # else the next step fails, and each try would add a key
+        values.decrypt(secret)
+    values.key_file().add()
+
+
+def _use_key() -> None:
+    if not values.key_file().use_new() and not values.need_old_keys():
+        raise RequestRefusedError("no new key was added, and no secret needs an old one; run --step add first")
+    values.encrypt_again()
+
+
+def _drop_keys() -> None:
+    if names := values.need_old_keys():
+        raise RequestRefusedError(f"an old key is still needed, for example for {names[0]!r}; run --step use first")
+    values.key_file().drop_old()
+
+
+_STEPS = {"add": _add_key, "use": _use_key, "drop": _drop_keys}
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise RequestRefusedError in place of SecretError."""
     try:
-        if not keys.path.exists():
-            raise RequestRefusedError(f"there is no key file {keys.path}: the first secret makes it")
-        if "add" in steps:
-            keys.add()
-        if "use" in steps:
-            keys.use_last()
-            values.encrypt_again()
-        if "drop" in steps:
-            if names := values.need_old_keys():
-                needing = f"the secret {names[0]!r} and {len(names) - 1} others"
-                raise RequestRefusedError(f"an old key is still needed for {needing}; run --step use first")
-            keys.drop_old()
+        yield
     except SecretError as error:
         raise RequestRefusedError(str(error)) from error
-    AuditEntry.record(Kind.SECRETS_KEY_ROTATED, "the key file", after={"steps": list(steps)})
-    return Secret.objects.count()
 
 
 def _name(secret: Secret) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, ClassVar
 
 from mcp_runtime.members import logs
-from mcp_runtime.secrets import references
+from mcp_runtime.secrets.references import Mask
 from mcp_runtime.system.loops import loop
 
 logger = logging.getLogger("guildhall.runtime")
@@ -33,6 +33,7 @@ BYTES_PER_SECOND = 500_000
 READ_COST = 500
 LINE_COST = 20
 CONSOLE_COST = 500
+MASK_COST = 10  # for each secret and each of its lines
 PAUSE = 0.02  # the minimum of seconds between two reads of a member
 CONSOLE_LINES_PER_SECOND = 50
 COMPLAIN_SECONDS = 60.0
@@ -43,13 +44,13 @@ DRAIN_AFTER_EXIT = 2.0
 class MemberLog:
     """A member's output. It goes to the console with its name, and to a bounded rotating file.
 
-    `secrets` are the secrets that the process has. They are masked.
+    `secrets` are the secrets that the process has. `mask` masks them.
     """
 
     def __init__(self, name: str, path: Path, secrets: Collection[str] = ()) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._name = name
-        self._secrets = references.maskable_lines(secrets)
+        self.mask = Mask(secrets)
         self._console = logging.getLogger(f"guildhall.member.{name}")
         self._file = _LogFile(name, path)
         self._tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
@@ -57,10 +58,12 @@ class MemberLog:
         self._lines_this_second = 0
 
     def write(self, lines: Sequence[str]) -> int:
-        """Write `lines` to the log and the console. Returns how many of them the console shows."""
+        """Write `lines` to the log and the console. Long ones are split. Returns how many of them the console shows."""
         clean = [logs.plain(line) for line in lines]
-        if self._secrets:
-            clean = [references.mask_secrets(line, self._secrets) for line in clean]
+        if self.mask.cost:  # before the lines are split, because a secret may stand at the cut
+            clean = self.mask.apply("\n".join(clean)).split("\n")
+        if max(map(len, clean)) > MAX_LINE:
+            clean = [line[start : start + MAX_LINE] for line in clean for start in range(0, len(line) or 1, MAX_LINE)]
         self._tail.extend(clean)
         stamp = _stamp(time.time())
         self._file.handle(logging.makeLogRecord({"msg": "\n".join([f"{stamp} {line}" for line in clean])}))
@@ -182,13 +185,16 @@ class Output:
             complete, self._incomplete_line = self._incomplete_line + complete, incomplete
         else:
             complete, self._incomplete_line = b"", self._incomplete_line + chunk
+        mask = self._log.mask
         lines = _lines(complete) if newline else []
-        if len(self._incomplete_line) > MAX_LINE:
-            end = len(self._incomplete_line) // MAX_LINE * MAX_LINE
-            lines += _lines(self._incomplete_line[:end])
-            self._incomplete_line = self._incomplete_line[end:]
+        if len(self._incomplete_line) > MAX_LINE + mask.longest:
+            text = mask.apply(self._incomplete_line.decode("utf-8", "surrogateescape"))
+            # A secret at the end may not be complete yet, so the end is cut later.
+            end = max((len(text) - mask.longest) // MAX_LINE * MAX_LINE, 0)
+            lines += _lines(text[:end].encode("utf-8", "surrogateescape")) if end else []
+            self._incomplete_line = text[end:].encode("utf-8", "surrogateescape")
         visible_count = self._log.write(lines) if lines else 0
-        return len(chunk) + LINE_COST * len(lines) + CONSOLE_COST * visible_count
+        return len(chunk) + LINE_COST * len(lines) + CONSOLE_COST * visible_count + MASK_COST * mask.cost
 
     def _close(self) -> None:
         if self._is_closed:
@@ -205,8 +211,5 @@ class Output:
 
 
 def _lines(text: bytes) -> list[str]:
-    """The lines of `text`. Long lines are split. The text is decoded at once, because most lines are short."""
-    lines = [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]
-    if max(map(len, lines)) <= MAX_LINE:
-        return lines
-    return [line[start : start + MAX_LINE] for line in lines for start in range(0, max(len(line), 1), MAX_LINE)]
+    """The lines of `text`, which is decoded at once, because most lines are short."""
+    return [line.rstrip("\r") for line in text.decode("utf-8", "replace").split("\n")]

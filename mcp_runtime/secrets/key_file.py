@@ -1,13 +1,14 @@
 """The file with the keys that encrypt secrets. It is not in the database, and is the same on all nodes of the hall.
 
-Each line is a key. The first one encrypts, and all of them decrypt. Whoever has the file and the database can read all
-secrets.
+Each line is a key. The first one encrypts, and all of them decrypt. A line that begins with `unused` has a key that was
+added and is not used yet. Whoever has the file and the database can read all secrets.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING
 from mcp_runtime.protocol.errors import KeyFileError
 
 if TYPE_CHECKING:  # a hall without secrets does not load it, so that it starts faster
-    from cryptography.fernet import Fernet, MultiFernet
+    from cryptography.fernet import MultiFernet
 
 MAX_KEYS = 16
 MAX_BYTES = 4096
+UNUSED = "unused"
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,11 @@ class KeyFile:
 
     def cipher(self) -> MultiFernet:
         """Encrypts with the first key and decrypts with each. Raises KeyFileError."""
-        return _cipher_of(self._keys())
+        return _cipher_of(tuple(line.split()[-1] for line in self._lines()))
 
-    def cipher_of_first(self) -> Fernet:
+    def cipher_of_first(self) -> MultiFernet:
         """Uses only the first key. Raises KeyFileError."""
-        from cryptography.fernet import Fernet
-
-        return Fernet(self._keys()[0])
+        return _cipher_of((self._lines()[0],))
 
     def create(self) -> None:
         """Create the file with a new key, if it does not exist. Raises KeyFileError."""
@@ -43,55 +43,71 @@ class KeyFile:
 
     def add(self) -> None:
         """Add a new key that decrypts, and does not encrypt yet. Raises KeyFileError."""
-        keys = self._keys()
-        if len(keys) >= MAX_KEYS:
-            raise KeyFileError(f"{self.path} has {len(keys)} keys already; drop the old ones first")
-        self._write([*keys, _new_key()])
+        lines = self._lines()
+        if len(lines) >= MAX_KEYS:
+            raise KeyFileError(f"{self.path} has {len(lines)} keys already; drop the old ones first")
+        self._write([*lines, f"{UNUSED} {_new_key()}"])
 
-    def use_last(self) -> None:
-        """Let the last key encrypt. Raises KeyFileError."""
-        *others, last = self._keys()
-        self._write([last, *others])
+    def use_new(self) -> bool:
+        """Let the key that was added last encrypt. False if no key was added since. Raises KeyFileError."""
+        lines = self._lines()
+        new_lines = [line for line in lines if line.startswith(UNUSED)]
+        if not new_lines:
+            return False
+        others = [line for line in lines if line != new_lines[-1]]
+        self._write([new_lines[-1].removeprefix(f"{UNUSED} "), *others])
+        return True
 
-    def drop_old(self) -> int:
-        """Keep only the key that encrypts. Returns how many were dropped. Raises KeyFileError."""
-        first, *others = self._keys()
-        self._write([first])
-        return len(others)
+    def drop_old(self) -> None:
+        """Keep the key that encrypts, and those that were not used yet. Raises KeyFileError."""
+        first, *others = self._lines()
+        self._write([first, *(line for line in others if line.startswith(UNUSED))])
 
-    @property
-    def key_count(self) -> int:
-        """Raises KeyFileError."""
-        return len(self._keys())
-
-    def _keys(self) -> tuple[str, ...]:
+    def _lines(self) -> list[str]:
         try:
             with self.path.open("rb") as file:
-                keys = tuple(file.read(MAX_BYTES).decode("ascii").split())
-            _cipher_of(keys)
+                lines = file.read(MAX_BYTES).decode("ascii").splitlines()
+            lines = [line.strip() for line in lines if line.strip()]
+            _cipher_of(tuple(line.removeprefix(f"{UNUSED} ") for line in lines))
+            if lines[0].startswith(UNUSED):
+                raise ValueError("no key encrypts")
         except OSError as error:
             raise KeyFileError(f"the key file {self.path} cannot be read: {error.strerror}") from error
         except ValueError:  # also UnicodeDecodeError
             raise KeyFileError(f"the key file {self.path} does not hold keys of Fernet, one a line") from None
-        return keys
+        return lines
 
-    def _write(self, keys: list[str], *, is_new: bool = False) -> None:
-        """Replace the file at once, so that no reader sees half of it. A new file never replaces another one."""
-        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+    def _write(self, lines: list[str], *, is_new: bool = False) -> None:
+        """Replace the file at once, so that no reader sees half of it. A new file never replaces another one.
+
+        When it returns, the file survives a power loss, because rows are encrypted with its keys right after that.
+        """
         try:
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-                file.write("".join(f"{key}\n" for key in keys))
-                file.flush()
-                os.fsync(file.fileno())
-            if is_new:
-                with contextlib.suppress(FileExistsError):  # another process was faster
-                    os.link(draft, self.path)
-            else:
-                draft.replace(self.path)
+            descriptor, draft = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)  # mode 0600
+            try:
+                with open(descriptor, "w") as file:
+                    file.write("".join(f"{line}\n" for line in lines))
+                    file.flush()
+                    os.fsync(file.fileno())
+                if is_new:
+                    with contextlib.suppress(FileExistsError):  # another process was faster
+                        os.link(draft, self.path)
+                else:
+                    os.replace(draft, self.path)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(draft)
+            _sync_folder(self.path.parent)
         except OSError as error:
             raise KeyFileError(f"the key file {self.path} cannot be written: {error.strerror}") from error
-        finally:
-            draft.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _new_key() -> str:

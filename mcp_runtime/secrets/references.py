@@ -26,6 +26,7 @@ MEMBER_VARIABLE = re.compile(r"GUILD_HALL_MEMBER_[A-Za-z0-9_]+")
 # The kernel shows processes here, with their environment.
 KERNEL_FOLDERS = (Path("/proc"), Path("/sys"))
 MAX_SECRET = 65_536  # characters, and bytes of a file
+MAX_LINES = 200  # of a secret. Logs are searched for each of them
 HEADER_VALUE = re.compile(r"([!-~]([ -~]*[!-~])?)?")  # visible ASCII, spaces inside
 MAX_HEADER_VALUE = 8192
 SECRET_PREFIX = 8  # so many first characters of a longer secret are masked too
@@ -97,8 +98,9 @@ class Sources:
             raise SecretError(f"{place} is empty")
         if key == "headers" and (len(text) > MAX_HEADER_VALUE or not HEADER_VALUE.fullmatch(text)):
             raise SecretError(f"{place} holds what no header can: it must be one line of visible ASCII")
-        if "\0" in text or len(text) > MAX_SECRET:
-            raise SecretError(f"{place} holds a NUL character, or more than {MAX_SECRET:,} characters")
+        if "\0" in text or len(text) > MAX_SECRET or text.count("\n") >= MAX_LINES:
+            limits = f"{MAX_SECRET:,} characters or {MAX_LINES} lines"
+            raise SecretError(f"{place} holds a NUL character, or more than {limits}")
         return text
 
     def _variable(self, name: str, place: str) -> str:
@@ -117,7 +119,11 @@ class Sources:
                 status = os.fstat(file.fileno())
                 if not stat.S_ISREG(status.st_mode):
                     raise SecretError(f"{place} is not a file")
-                self._require_open(path.resolve(), status, place)
+                real_path = path.resolve()
+                self._require_open(real_path, status, place)
+                # A link may have been replaced since, so that the path is not that of the open file.
+                if not os.path.samestat(status, real_path.lstat()):
+                    raise SecretError(f"{place} was replaced while it was read")
                 return file.read(MAX_SECRET + 1).decode("utf-8")
         except (FileNotFoundError, NotADirectoryError):
             raise SecretError(f"{place} does not exist") from None
@@ -195,19 +201,33 @@ def faults(values: Mapping[str, str], sources: Sources, key: str) -> Iterator[st
 # Masking ----------------------------------------------------------------------------------------------------------
 
 
+class Mask:
+    """Replaces secrets by `***`. Servers quote a token that they refuse, and print their configuration.
+
+    `longest` is the length of the longest secret, in UTF-8. `cost` is proportional to the time that it takes.
+    """
+
+    def __init__(self, secrets: Collection[str]) -> None:
+        lines = {line.strip() for secret in secrets if "\n" in secret for line in secret.splitlines()}
+        texts = {*secrets, *(line for line in lines if len(line) >= SHORTEST_LINE)}
+        forms = {form for text in texts if len(text) >= SHORTEST_SECRET for form in (text, json.dumps(text)[1:-1])}
+        # The longest first, because a secret may contain another one.
+        self._forms = [(form, form[:SECRET_PREFIX]) for form in sorted(forms, key=len, reverse=True)]
+        self.longest = max((len(form.encode()) for form in forms), default=0)
+        self.cost = len(self._forms)
+
+    def apply(self, text: str) -> str:
+        present = [form for form, prefix in self._forms if prefix in text]
+        for form in present:
+            text = text.replace(form, "***")
+        for form in present:  # after all whole secrets, because several may begin in the same way
+            text = _mask_prefixes(text, form)
+        return text
+
+
 def mask_secrets(text: str, secrets: Collection[str]) -> str:
-    """Replace secrets by `***`. Servers quote a token that they refuse, and print their configuration."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= SHORTEST_SECRET:
-            for form in (secret, json.dumps(secret)[1:-1]):
-                text = _mask_prefixes(text.replace(form, "***"), form)
-    return text
-
-
-def maskable_lines(secrets: Collection[str]) -> frozenset[str]:
-    """What `mask_secrets` must mask in single lines: the secrets, and the lines of those that have several."""
-    lines = {line.strip() for secret in secrets if "\n" in secret for line in secret.splitlines()}
-    return frozenset(secrets) | {line for line in lines if len(line) >= SHORTEST_LINE}
+    """Replace secrets by `***` in one text."""
+    return Mask(secrets).apply(text)
 
 
 def _mask_prefixes(text: str, secret: str) -> str:

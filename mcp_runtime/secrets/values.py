@@ -8,44 +8,65 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.conf import settings
-from django.db import transaction
 
 from mcp_runtime.protocol.errors import KeyFileError, SecretError, SecretKeyError
 from mcp_runtime.rows import lease
 from mcp_runtime.secrets.key_file import KeyFile
-from mcp_runtime.secrets.references import MAX_SECRET, secret_names
-from roster.models import GuildMember, Secret, SecretUse
+from mcp_runtime.secrets.references import MAX_LINES, MAX_SECRET, secret_names
+from roster.models import GuildMember, Hall, Secret, SecretUse
 
 # What a member is. If one of these changes, somebody must allow the member again to use its secrets. Variables count
 # too, because PATH or NODE_OPTIONS decide what a command runs.
-IDENTITY_KEYS = ("transport", "command", "args", "env", "url")
+IDENTITY_KEYS = ("transport", "command", "args", "url")
 COPY_OF_KEY = "copy the key file of the node that set the secret to this path, or set the secret again"
+SHORT_DIGEST = 16  # characters of the digest of one part
 
 
 def key_file() -> KeyFile:
     return KeyFile(settings.GUILD_HALL_SECRETS_KEY_FILE)
 
 
+def require_usable(value: str) -> None:
+    """Raise SecretError if it cannot be the value of a secret."""
+    if not value.strip():
+        raise SecretError("a secret must not be empty")
+    if "\0" in value or len(value) > MAX_SECRET or value.count("\n") >= MAX_LINES:
+        reason = f"NUL characters, more than {MAX_SECRET:,} characters or more than {MAX_LINES} lines"
+        raise SecretError(f"a secret must not hold {reason}")
+
+
 def encrypt(value: str) -> str:
-    """The text for the row. Raises SecretError for a value that cannot be a secret, and KeyFileError.
+    """The text for the row. Call it in the transaction that writes the row, after `lock`. Raises SecretError.
 
     The first secret of the hall creates the key file.
     """
-    if not value.strip():
-        raise SecretError("a secret must not be empty")
-    if "\0" in value or len(value) > MAX_SECRET:
-        raise SecretError(f"a secret must not hold NUL characters, or more than {MAX_SECRET:,} characters")
+    require_usable(value)
+    require_writable()
     keys = key_file()
-    if not keys.path.exists():
-        if Secret.objects.exists():
-            raise KeyFileError(
-                f"this machine has no key file {keys.path}, and the hall has secrets: copy the file from a node that "
-                "has it, or set GUILD_HALL_SECRETS_KEY_FILE to the path of a copy"
-            )
-        keys.create()
-    elif (newest := Secret.objects.order_by("-changed_at").first()) is not None:
-        decrypt(newest)  # else a machine with another key would write what the others cannot read
+    keys.create()
     return keys.cipher().encrypt(value.encode()).decode()
+
+
+def require_writable() -> None:
+    """Raise KeyFileError if this machine would encrypt with a key that other nodes do not have.
+
+    A hall with one node may have lost its key file. Then it makes another, and its secrets are set again one by one.
+    """
+    keys = key_file()
+    newest = Secret.objects.order_by("-changed_at").first()
+    if newest is None or not lease.has_other_nodes():
+        return
+    if not keys.path.exists():
+        raise KeyFileError(
+            f"this machine has no key file {keys.path}, and the hall has secrets: copy the file from a node that has "
+            "it, or set GUILD_HALL_SECRETS_KEY_FILE to the path of a copy. If no node has it, delete all secrets"
+        )
+    decrypt(newest)
+
+
+def lock() -> None:
+    """Let no other process set a secret or change the keys until the end of the transaction."""
+    Hall.objects.select_for_update(no_key=True).filter(pk=1).first()
 
 
 def decrypt(secret: Secret) -> str:
@@ -63,9 +84,20 @@ def decrypt(secret: Secret) -> str:
 
 def identity(manifest: Mapping[str, Any]) -> str:
     """The digest of what the member runs or calls. `manifest` has JSON values, as in the member's row."""
-    values = {key: manifest.get(key) or None for key in IDENTITY_KEYS}
+    return _digest(parts(manifest))
+
+
+def parts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of the parts of which `identity` is made, by their keys in the manifest."""
+    values: dict[str, Any] = {key: manifest.get(key) or None for key in IDENTITY_KEYS}
+    values["sandbox"] = manifest.get("sandbox") or "off"
     values["headers"] = sorted(manifest.get("headers") or {})
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    values |= {f"env.{name}": value for name, value in (manifest.get("env") or {}).items()}
+    return {key: _digest(value)[:SHORT_DIGEST] for key, value in values.items() if value}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def names_in(manifest: Mapping[str, Any]) -> set[str]:
@@ -107,13 +139,14 @@ class MemberSecrets:
 
 
 def encrypt_again() -> int:
-    """Encrypt all secrets with the first key of the file. Return how many there are. Raises KeyFileError."""
-    cipher = key_file().cipher()
-    with transaction.atomic():
-        rows = list(Secret.objects.select_for_update())
-        for row in rows:
-            row.encrypted = cipher.encrypt(decrypt(row).encode()).decode()
-            row.save(update_fields=["encrypted"])
+    """Encrypt all secrets with the first key of the file. Return how many there are. Call it after `lock`.
+
+    Raises KeyFileError.
+    """
+    cipher, rows = key_file().cipher(), list(Secret.objects.all())
+    for row in rows:
+        row.encrypted = cipher.encrypt(decrypt(row).encode()).decode()
+        row.save(update_fields=["encrypted"])
     return len(rows)
 
 

@@ -68,8 +68,9 @@ class SecretForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's class c
                 field.initial = self.visible_members.filter(secret_uses__secret=self.instance)
 
     def clean_value(self) -> str:
-        """Encrypt it now, because only a form can tell the user why the key file cannot be used."""
-        value: str = self.cleaned_data["value"]
+        """Check it now, because only a form can tell the user why the key file cannot be used."""
+        # Browsers end lines with CR LF. A line break at the end comes from pasting.
+        value: str = self.cleaned_data["value"].replace("\r\n", "\n").removesuffix("\n")
         if value:
             try:
                 secrets.require_usable(value)

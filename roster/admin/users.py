@@ -12,8 +12,9 @@ from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.forms import UserChangeForm, UserCreationForm
 from django.contrib.auth.models import Group, User
+from django.db import transaction
 from django.db.models import ManyToManyField, Model, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 
 from roster import roles
 from roster.admin import present
@@ -110,6 +111,10 @@ class HallUserAdmin(RecordedAdmin, UserAdmin):  # type: ignore[type-arg]  # as a
             note = {} if _may_edit(request, obj) else {"description": OUT_OF_REACH}
             return [(None, {"fields": ["username", "role", "is_active"], **note}), *fieldsets[1:]]
         return [*fieldsets, self.advanced] if request.user.is_superuser else fieldsets
+
+    def user_change_password(self, request: HttpRequest, id: str, form_url: str = "") -> HttpResponse:
+        with transaction.atomic():  # the password and its entry in the audit log
+            return super().user_change_password(request, id, form_url)
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         form = super().get_form(request, obj, change=change, **kwargs)

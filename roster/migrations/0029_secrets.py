@@ -3,6 +3,7 @@
 import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
+import roster.json_field
 from django.conf import settings
 from django.db import migrations, models
 
@@ -34,6 +35,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('digest', models.CharField(help_text='The digest of what the member runs or calls, when this was allowed.', max_length=64)),
+                ('parts', roster.json_field.JsonField(default=dict, help_text='The digests of its parts, by their keys in the manifest.')),
                 ('allowed_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('allowed_by', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('member', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='secret_uses', to='roster.guildmember')),

@@ -7,6 +7,7 @@ from django.core.validators import RegexValidator
 from django.db import models
 from django.utils import timezone
 
+from roster.json_field import JsonField
 from roster.models.members import GuildMember
 
 
@@ -41,6 +42,7 @@ class SecretUse(models.Model):
     digest = models.CharField(
         max_length=64, help_text="The digest of what the member runs or calls, when this was allowed."
     )
+    parts = JsonField(default=dict, help_text="The digests of its parts, by their keys in the manifest.")
     allowed_at = models.DateTimeField(default=timezone.now)
     allowed_by = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+")
 

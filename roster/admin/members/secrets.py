@@ -11,11 +11,20 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 
+from mcp_runtime.client import remote
 from mcp_runtime.control import secrets
 from mcp_runtime.protocol.errors import RequestRefusedError
+from mcp_runtime.secrets.references import REFERENCE
 from roster.admin import present
 from roster.admin.rows import RuntimeRowAdmin
 from roster.models import GuildMember
+
+MASK = "********"
+
+
+def _shown(name: str, value: str) -> str:
+    """The value of a variable, because it can decide where a secret goes. One that may be a secret itself is masked."""
+    return MASK if remote.SECRET_NAME.search(name) and not REFERENCE.search(value) else value
 
 
 class SecretsScreen(RuntimeRowAdmin):
@@ -41,7 +50,10 @@ class SecretsScreen(RuntimeRowAdmin):
             "member": member,
             "command_line": present.json_block([manifest.get("command"), *manifest.get("args", ())]),
             "url": manifest.get("url", ""),
-            "variables": sorted(manifest.get("env", {})),
+            "variables": present.json_block(
+                {name: _shown(name, value) for name, value in manifest.get("env", {}).items()}
+            ),
+            "sandbox": manifest.get("sandbox", "off"),
             "headers": sorted(manifest.get("headers", {})),
             "needs": secrets.needs_of(member),
             "identity": secrets.identity_of(member),

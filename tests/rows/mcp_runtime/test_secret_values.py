@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 from django.contrib.auth.models import User
 from django.db import connection
 
 from mcp_runtime.control import secrets
 from mcp_runtime.protocol.errors import (
-    KeyFileError,
     RequestRefusedError,
     SecretError,
     SecretKeyError,
@@ -87,6 +88,7 @@ def test_a_member_that_was_not_allowed_gets_a_sentence_with_the_command() -> Non
         {"headers": {"X-Other": "${secret:api-key}"}},
         {"env": {"API_KEY": "${secret:api-key}", "PATH": "/tmp/bin"}},
         {"transport": "stdio"},
+        {"sandbox": "on"},
     ],
 )
 def test_a_member_that_was_changed_cannot_use_its_secrets_until_that_is_allowed_again(change: dict[str, Any]) -> None:
@@ -185,6 +187,7 @@ def test_the_needs_of_a_member_name_each_secret_once_with_its_fault() -> None:
         ("a", " \n", "must not be empty"),
         ("a", "x\0", "NUL"),
         ("a", "x" * 65_537, "65,536"),
+        ("a", "x\n" * 200, "200 lines"),
     ],
 )
 def test_a_name_or_value_that_cannot_be_used_is_refused_without_a_quote(name: str, value: str, message: str) -> None:
@@ -203,20 +206,32 @@ def test_the_first_secret_makes_a_private_key_file(key_path: Path) -> None:
     assert len(key_path.read_text().split()) == 1
 
 
-def test_a_machine_without_the_key_file_makes_no_other_one(key_path: Path) -> None:
+def test_a_hall_with_one_node_that_lost_its_key_file_sets_its_secrets_again(key_path: Path) -> None:
+    first = secrets.set_secret("a", CANARY, by=None)
+    secrets.set_secret("b", CANARY, by=None)
+    member = make_member(manifest={**MANIFEST, "env": {"K": "${secret:a}"}})
+    secrets.allow_secret(first, member, by=None)
+    for lose in (key_path.unlink, lambda: key_path.write_text(Fernet.generate_key().decode())):
+        lose()
+        with pytest.raises(SecretError, match=r"cannot be read|was encrypted with a key that is not in"):
+            value_for(member, "a")
+        secrets.set_secret("a", f"{CANARY} again", by=None)
+        assert value_for(member, "a") == f"{CANARY} again"
+    with pytest.raises(RequestRefusedError, match="'b' was encrypted with a key that is not in"):
+        secrets.rotate_key(["add"])
+
+
+def test_a_node_without_the_key_of_the_others_sets_no_secret(key_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets.set_secret("a", CANARY, by=None)
+    monkeypatch.setattr(lease, "has_other_nodes", lambda: True)
     key_path.rename(key_path.with_name("elsewhere"))
     with pytest.raises(RequestRefusedError, match="copy the file from a node"):
         secrets.set_secret("b", CANARY, by=None)
     assert not key_path.exists()
-
-
-def test_a_machine_with_another_key_can_neither_read_nor_write_secrets(key_path: Path) -> None:
-    secrets.set_secret("a", CANARY, by=None)
-    key_path.unlink()
     KeyFile(key_path).create()
-    with pytest.raises(KeyFileError, match="was encrypted with a key that is not in"):
-        values.encrypt("x")
+    with pytest.raises(RequestRefusedError, match="was encrypted with a key that is not in"):
+        secrets.set_secret("b", CANARY, by=None)
+    assert [row.name for row in Secret.objects.all()] == ["a"]
 
 
 def test_a_node_without_the_key_of_the_others_is_refused(key_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,17 +281,69 @@ def test_between_the_steps_of_a_rotation_every_copy_of_the_key_file_decrypts(key
             assert values.decrypt(secret) == CANARY
         key_path.write_bytes(after)
         copies.append(after)
-    assert [len(content.split()) for content in copies] == [2, 2, 1]
+    assert [len(content.splitlines()) for content in copies] == [2, 2, 1]
 
 
-def test_old_keys_are_not_dropped_while_a_secret_needs_them(key_path: Path) -> None:
+def test_a_step_that_is_repeated_never_goes_back_to_an_old_key(key_path: Path) -> None:
     secrets.set_secret("a", CANARY, by=None)
-    keys = values.key_file()
-    keys.add()
-    keys.use_last()
-    with pytest.raises(RequestRefusedError, match="an old key is still needed for the secret 'a' and 0 others"):
+    old_key = key_path.read_text().strip()
+    with pytest.raises(RequestRefusedError, match="no new key was added"):
+        secrets.rotate_key(["use"])
+    secrets.rotate_key(["add"])
+    secrets.rotate_key(["use"])
+    with pytest.raises(RequestRefusedError, match="no new key was added"):
+        secrets.rotate_key(["use"])
+    secrets.rotate_key(["drop"])
+    assert old_key not in key_path.read_text()
+    assert values.decrypt(Secret.objects.get()) == CANARY
+
+
+def test_a_rotation_that_was_interrupted_is_finished_by_the_next_one(key_path: Path) -> None:
+    secrets.set_secret("a", CANARY, by=None)
+    secrets.rotate_key(["add"])
+    assert values.key_file().use_new()  # and the process ends before the rows are encrypted again
+    with pytest.raises(RequestRefusedError, match="an old key is still needed"):
         secrets.rotate_key(["drop"])
-    assert keys.key_count == 2
+    secrets.rotate_key(["use"])
+    secrets.rotate_key(["drop"])
+    assert values.decrypt(Secret.objects.get()) == CANARY
+
+
+def test_a_key_that_was_added_is_not_dropped_before_its_use(key_path: Path) -> None:
+    secrets.set_secret("a", CANARY, by=None)
+    secrets.rotate_key(["add"])
+    secrets.rotate_key(["drop"])
+    secrets.rotate_key(["use"])
+    assert values.decrypt(Secret.objects.get()) == CANARY
+
+
+def test_first_secrets_at_the_same_moment_share_one_key_file(key_path: Path) -> None:
+    for _ in range(30):
+        key_path.unlink(missing_ok=True)
+        barrier, seen = threading.Barrier(4), []
+
+        def create(barrier: threading.Barrier = barrier, seen: list[str] = seen) -> None:
+            barrier.wait()
+            values.key_file().create()
+            seen.append(key_path.read_text())
+
+        threads = [threading.Thread(target=create) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(seen) == 4
+        assert set(seen) == {key_path.read_text()}
+    assert list(key_path.parent.glob(".secrets-key*")) == []
+
+
+def test_the_parts_that_changed_are_named(key_path: Path) -> None:
+    member = make_member()
+    secrets.allow_secret(secrets.set_secret("api-key", CANARY, by=None), member, by=None)
+    assert secrets.needs_of(member)[0].changed_parts == []
+    env = {"API_KEY": "${secret:api-key}", "API_BASE_URL": "https://elsewhere.example"}
+    change_manifest(member, args=[], env=env, sandbox="on")
+    assert secrets.needs_of(member)[0].changed_parts == ["args", "env.API_BASE_URL", "sandbox"]
 
 
 def test_the_keys_of_a_file_have_a_bound(key_path: Path) -> None:

@@ -113,5 +113,5 @@ def test_a_hall_with_several_nodes_rotates_step_by_step(key_path: Path, monkeypa
         run("rotate_secrets_key")
     for step, count in (("add", 2), ("use", 2), ("drop", 1)):
         assert str(key_path) in run("rotate_secrets_key", "--step", step)
-        assert len(key_path.read_text().split()) == count
+        assert len(key_path.read_text().splitlines()) == count
         assert values.decrypt(Secret.objects.get()) == CANARY

@@ -50,7 +50,7 @@ def test_variables_of_a_process_may_have_several_lines_and_any_characters(tmp_pa
     (tmp_path / "key.pem").write_text(f"{text}\n")
     resolved = references.resolve({"KEY": "${file:key.pem}", "PLAIN": "${HOME}"}, sources(tmp_path, {}), "env")
     assert resolved.values == {"KEY": text, "PLAIN": "${HOME}"}
-    assert references.mask_secrets("read -----END KEY-----", references.maskable_lines(resolved.secrets)) == "read ***"
+    assert references.mask_secrets("read -----END KEY-----", resolved.secrets) == "read ***"
 
 
 @pytest.mark.parametrize(
@@ -250,6 +250,30 @@ def test_files_of_proc_are_never_sent(tmp_path: Path, path: str) -> None:
 )
 def test_devices_and_folders_are_refused(own_sources: Sources, path: str, message: str) -> None:
     assert message in refusal(f"${{file:{path}}}", own_sources)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "private").write_text("hunter2")
+    member = tmp_path / "member"
+    member.mkdir()
+    (member / "key").symlink_to(tmp_path / "private")
+    resolve = Path.resolve
+
+    def replace_and_resolve(path: Path, strict: bool = False) -> Path:
+        if path.name == "key" and path.is_symlink():
+            path.unlink()
+            path.write_text("harmless")
+        return resolve(path, strict)
+
+    monkeypatch.setattr(Path, "resolve", replace_and_resolve)
+    with pytest.raises(SecretError, match="was replaced while it was read"):
+        references.resolve({"KEY": "${file:key}"}, sources(member, {}), "env")
+
+
+def test_a_secret_has_a_limit_of_lines(tmp_path: Path) -> None:
+    (tmp_path / "many").write_text("line\n" * 201)
+    with pytest.raises(SecretError, match="200 lines"):
+        references.resolve({"KEY": "${file:many}"}, sources(tmp_path, {}), "env")
 
 
 def test_a_variable_that_is_not_for_members_is_never_sent(tmp_path: Path) -> None:
