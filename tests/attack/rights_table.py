@@ -6,10 +6,10 @@ A route without a row fails the test, and so does a row without a route. The row
 
 The required right is `public`, `known` (an active account, with or without a role), `none`, `superuser`, or
 permissions, with `|` between alternatives and `&` within one. VIEW_CALL is any permission that shows calls in the
-admin. SECRETS_OF_MEMBER and DELETE_SECRET are a permission together with any that shows the rows. The ids in routes
-are rows of another user, who may use a reserved member. So only superusers may change this user and the group of the
-member. The last three statuses are for tokens whose user has every permission: tokens for the member of the route, for
-its tool, and for nothing that exists. Methods without a row return only what GET returns.
+admin. CHANGES_OF_MEMBER, SECRETS_OF_MEMBER and DELETE_SECRET are a permission together with any that shows the rows.
+The ids in routes are rows of another user, who may use a reserved member. So only superusers may change this user and
+the group of the member. The last three statuses are for tokens whose user has every permission: tokens for the member
+of the route, for its tool, and for nothing that exists. Methods without a row return only what GET returns.
 
 `OWN` has the routes that also open for one's own rows: calls, tokens, agents and presets of the user, and users and
 groups that have no right which the editor lacks. The required right is the one for these.
@@ -81,6 +81,8 @@ GET   /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember      
 POST  /admin/roster/guildmember/<int:member_id>/groups/ change_guildmember                        302  403
 GET   /admin/roster/guildmember/<int:member_id>/move/   control_member                            200  403
 POST  /admin/roster/guildmember/<int:member_id>/move/   control_member                            200  403
+GET   /admin/roster/guildmember/<int:member_id>/changes/ CHANGES_OF_MEMBER                        200  403
+POST  /admin/roster/guildmember/<int:member_id>/changes/ CHANGES_OF_MEMBER                        302  403
 GET   /admin/roster/guildmember/<int:member_id>/secrets/ SECRETS_OF_MEMBER                        200  403
 POST  /admin/roster/guildmember/<int:member_id>/secrets/ SECRETS_OF_MEMBER                        302  403
 POST  /admin/roster/guildmember/<int:member_id>/do/<slug:verb>/ control_member                  302  403
@@ -331,6 +333,7 @@ class Rights(Protocol):
 
 
 WITH_A_VIEW = {
+    "CHANGES_OF_MEMBER": "approve_contract&view_guildmember|approve_contract&change_guildmember",
     "SECRETS_OF_MEMBER": "change_secret&view_guildmember|change_secret&change_guildmember",
     "DELETE_SECRET": "delete_secret&view_secret|delete_secret&change_secret",
 }

@@ -29,6 +29,7 @@ from roster.models import (
     PortAllocation,
     Preset,
     Role,
+    Secret,
     StatusChange,
     Token,
     TokenClient,
@@ -51,7 +52,7 @@ WORDS: dict[str, Set[str]] = {
     "word-of-token": {"view_call", "change_call"},  # calls have the name of their token
     "word-of-client": NOBODY,
     "word-of-set": NOBODY,
-    "word-of-secret-name": {"view_secret", "change_secret", "delete_secret"},
+    "word-of-secret-name": {"view_secret", "change_secret", "delete_secret", "view_auditentry"},
     "word-of-secret-value": NOBODY,
     "word-of-invitation": {"add_user", "view_auditentry"},  # the note of an invitation
     "word-of-audit": {"view_auditentry"},
@@ -187,7 +188,14 @@ def own_ids(principal: Who, data_dir: Path) -> dict[str, Any]:
     owner = User.objects.get(username=principal.name)
     ids = _belongings(_member(f"member-{owner.pk}", data_dir), "add", owner)
     lesser = User.objects.create_user(f"less than {owner.pk}")
-    return {**ids, "user": lesser.pk, "id": lesser.pk, "group": Group.objects.create(name=f"empty {owner.pk}").pk}
+    secret = Secret.objects.get()  # it is nobody's own
+    return {
+        **ids,
+        "secret": secret.pk,
+        "user": lesser.pk,
+        "id": lesser.pk,
+        "group": Group.objects.create(name=f"empty {owner.pk}").pk,
+    }
 
 
 # Principals -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from mcp_runtime.control.members import MEMBER_VERBS, reserve_member, sync_roste
 from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.admin import live, present
 from roster.admin.members import page
+from roster.admin.members.contracts import ContractsScreen
 from roster.admin.members.moves import MoveScreen
 from roster.admin.members.roster import RosterScreen
 from roster.admin.members.secrets import SecretsScreen
@@ -94,7 +95,7 @@ def _names_of(member: Any) -> str:
 
 
 @admin.register(GuildMember)
-class MemberAdmin(MoveScreen, SecretsScreen, RosterScreen):
+class MemberAdmin(MoveScreen, SecretsScreen, ContractsScreen, RosterScreen):
     member_name = "name"
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "desired_state", "short_error"]
     list_filter = [ShownStatusFilter, "enabled", "desired_state", FolderFilter]
@@ -218,6 +219,7 @@ class MemberAdmin(MoveScreen, SecretsScreen, RosterScreen):
             "may_move": self.may_move(request, member),
             "may_list_calls": request.user.has_perm("roster.view_call"),
             **self.secrets_of(request, member),
+            **self.changes_of(request, member),
             **self._head(request, member),
             **page.tools(request, member),
             **page.activity(request, member),
