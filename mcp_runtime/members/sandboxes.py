@@ -18,8 +18,9 @@ from pathlib import Path
 
 from mcp_runtime.members.manifest.declaration import Limits, Manifest
 from mcp_runtime.protocol.errors import SpawnError
-from mcp_runtime.sandbox import capabilities, landlock
+from mcp_runtime.sandbox import capabilities, landlock, variables
 from mcp_runtime.sandbox.capabilities import Capabilities
+from mcp_runtime.sandbox.command import command_line
 from mcp_runtime.sandbox.policy import Policy
 from mcp_runtime.system.control_groups import ControlGroups
 
@@ -161,6 +162,23 @@ class Sandboxes:
             if self._ruleset < 0:
                 self._ruleset = landlock.create_port_ruleset(list(self.refused_ports))
             return self._ruleset
+
+
+@contextlib.contextmanager
+def entrance(policy: Policy, argv: list[str], environment: Mapping[str, str]) -> Iterator[tuple[list[str], list[int]]]:
+    """The command that starts `argv` with this policy and environment, and the descriptors that it must inherit.
+
+    Raises SpawnError. Start that command itself without variables of the member, because the dynamic loader obeys them.
+    """
+    try:
+        descriptor = variables.write(environment)
+    except OSError as error:
+        raise SpawnError(f"its environment cannot be handed over: {error.strerror or error}") from error
+    try:
+        rulesets = [policy["ruleset"]] if policy["ruleset"] >= 0 else []
+        yield command_line(policy, descriptor, argv), [descriptor, *rulesets]
+    finally:
+        os.close(descriptor)
 
 
 _NO_PROTECTION: Policy = {

@@ -34,7 +34,6 @@ from mcp_runtime.members.start_limits import StartLimits
 from mcp_runtime.members.status import Status, Statuses
 from mcp_runtime.protocol.errors import ExitedEarlyError, McpRuntimeError, NoFreePortError, UrlError
 from mcp_runtime.rows.database import give_connection_back, short_transaction
-from mcp_runtime.sandbox import command as sandbox
 from mcp_runtime.secrets import references
 from mcp_runtime.secrets.values import MemberSecrets
 from mcp_runtime.system.runtime_id import RuntimeId
@@ -247,20 +246,23 @@ class Starter:
         folder = self._options.members_dir / member.directory
         # The bridge is outside of the sandbox, because it is a program of the hall and has the port.
         policy = self._sandboxes.policy(manifest, folder, 0 if is_stdio else port)
-        if policy is not None:
-            argv = sandbox.command_line(policy, argv)
-        if is_stdio:
-            argv = bridge.command_line(port, argv, self._options.max_result_bytes)
         tag = f"{self._tag_prefix}{next(self._spawn_numbers)}/{member.name}"
         environment = process.child_environment({**self._sandboxes.environment(manifest), **variables}, tag)
-        with self._count_spawn(member.name):
+        descriptors: list[int] = []
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._count_spawn(member.name))
+            if policy is not None:
+                argv, descriptors = stack.enter_context(sandboxes.entrance(policy, argv, environment))
+                environment = process.child_environment({}, tag)
+            if is_stdio:
+                argv = bridge.command_line(port, argv, self._options.max_result_bytes)
             member_process = MemberProcess.spawn(
                 argv,
                 directory=folder,
                 environment=environment,
                 log=MemberLog(member.name, logs.path_of(self._options.data_dir, member.name), secrets),
                 on_exit=self._on_exit,
-                descriptors=[policy["ruleset"]] if policy and policy["ruleset"] >= 0 else [],
+                descriptors=descriptors,
             )
         client = JsonRpcClient(
             f"http://127.0.0.1:{port}/mcp",

@@ -19,6 +19,9 @@ EXIT_NOT_PROTECTED = 71  # EX_OSERR: the kernel refused a rule, so the command w
 EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND = 126, 127  # as in shells
 
 
-def command_line(policy: Policy, argv: list[str]) -> list[str]:
-    """The command that starts `argv` in a sandbox with this policy."""
-    return [sys.executable, *ISOLATED, PROGRAM, json.dumps(policy), "--", *argv]
+def command_line(policy: Policy, variables: int, argv: list[str]) -> list[str]:
+    """The command that starts `argv` in a sandbox with this policy.
+
+    `variables` is the descriptor of a file with its environment (`variables.write`), which the command inherits.
+    """
+    return [sys.executable, *ISOLATED, PROGRAM, json.dumps(policy), str(variables), "--", *argv]

@@ -1,4 +1,6 @@
-"""`sandbox POLICY -- COMMAND...` applies the policy to its own process, and then becomes COMMAND.
+"""`sandbox POLICY VARIABLES -- COMMAND...` applies the policy to its own process, and then becomes COMMAND.
+
+VARIABLES is the descriptor of a file with the environment of COMMAND (`variables`).
 
 Nothing of the member runs before the policy holds. If the kernel refuses a part of it, the command is not started.
 `sandbox --probe` writes what this machine can enforce, as JSON with the fields of `capabilities.Capabilities`.
@@ -13,7 +15,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
-from mcp_runtime.sandbox import landlock, mounts, system_calls
+from mcp_runtime.sandbox import landlock, mounts, system_calls, variables
 from mcp_runtime.sandbox.command import EXIT_NOT_EXECUTABLE, EXIT_NOT_FOUND, EXIT_NOT_PROTECTED, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -29,17 +31,18 @@ def main(argv: list[str]) -> int:
         case ["--probe"]:
             sys.stdout.write(json.dumps(probe()))
             return 0
-        case [text, "--", *command] if command:
+        case [text, descriptor, "--", *command] if command:
             policy: Policy = json.loads(text)
         case _:
-            complain("usage: sandbox POLICY -- COMMAND [ARGUMENT...]")
+            complain("usage: sandbox POLICY VARIABLES -- COMMAND [ARGUMENT...]")
             return EXIT_USAGE
     try:
+        environment = variables.take(int(descriptor))
         apply(policy)
     except (OSError, ValueError) as error:
         complain(f"the kernel refused a part of the sandbox, so the command was not started: {error}")
         return EXIT_NOT_PROTECTED
-    return execute(command)
+    return execute(command, environment)
 
 
 def apply(policy: Policy) -> None:
@@ -79,12 +82,15 @@ def probe() -> dict[str, int | bool]:
     return result
 
 
-def execute(command: list[str]) -> int:
-    """Become the command. Returns the exit code of a shell if that is not possible."""
+def execute(command: list[str], environment: dict[str, str]) -> int:
+    """Become the command, which is looked up in the PATH of its environment.
+
+    Returns the exit code of a shell if that is not possible.
+    """
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and the command would inherit that
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvp(command[0], command)  # noqa: S606 - it must not use a shell
+        os.execvpe(command[0], command, environment)  # noqa: S606 - it must not use a shell
     except (FileNotFoundError, NotADirectoryError):
         complain(f"command not found: {command[0]!r}")
         return EXIT_NOT_FOUND

@@ -141,6 +141,23 @@ def test_no_escape_succeeds(running_hall: Hall, home: Path, tmp_path: Path, unix
     assert member("good").pid == good_pid
 
 
+def test_the_variables_of_a_member_have_no_effect_before_the_sandbox_holds(
+    hall: Hall, tmp_path: Path, transport: str
+) -> None:
+    """The dynamic loader writes its report into a file of any place, before a program runs."""
+    need("files")
+    args = ["hostile.py", "${PORT}"] if transport == "http" else ["hostile.py"]
+    variables = {"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": str(tmp_path / "report"), "TOKEN": SECRET}
+    add(hall, "bad", transport=transport, args=args, env=variables)
+    hall.start()
+    wait_for_status(hall, "bad", "connected", within=30)
+    assert list(tmp_path.glob("report*")) == []
+    environments = [process.environ() for process in hall.tagged_processes("bad")]
+    assert sorted(environment.get("TOKEN", "") for environment in environments) == (
+        [SECRET] if transport == "http" else ["", SECRET]
+    )
+
+
 def test_without_a_sandbox_the_same_attempts_succeed(hall: Hall, home: Path, tmp_path: Path, unix_socket: Path) -> None:
     """So the tests above test the sandbox, and not the hostile member."""
     (hall.add("good") / "secret.txt").write_text(SECRET)

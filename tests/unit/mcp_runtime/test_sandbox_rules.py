@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mcp_runtime.sandbox import capabilities, landlock, mounts, program, system_calls
+from mcp_runtime.sandbox import capabilities, landlock, mounts, program, system_calls, variables
 from mcp_runtime.sandbox.capabilities import Capabilities
 
 RULESET = 900  # a descriptor that is never opened
@@ -137,6 +137,10 @@ def policy(**values: Any) -> str:
     return json.dumps({**nothing, "limits": {}, "group": "", "temporary": "", **values})
 
 
+def file_of_variables() -> str:
+    return str(variables.write({"PATH": os.defpath}))
+
+
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The order in which the program applies the parts of a policy, which are not applied here."""
@@ -153,7 +157,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(program, "_empty", note("temporary"))
     monkeypatch.setattr(program, "_set_limit", note("limit"))
     monkeypatch.setattr(program.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(os, "execvp", note("command"))
+    monkeypatch.setattr(os, "execvpe", note("command"))
     return steps
 
 
@@ -168,7 +172,7 @@ def test_the_command_starts_after_all_parts_of_the_policy(steps: list[str], tmp_
         temporary="/own/tmp",
         group=str(tmp_path),
     )
-    program.main([text, "--", "server"])
+    program.main([text, file_of_variables(), "--", "server"])
     assert steps == ["limit", "mounts", "capabilities", "landlock", "ports", "filter", "temporary", "command"]
     assert (tmp_path / "cgroup.procs").read_text() == "0"
     assert os.read(read_end, 1) == b""  # the descriptor of the ruleset is closed before the command runs
@@ -176,7 +180,7 @@ def test_the_command_starts_after_all_parts_of_the_policy(steps: list[str], tmp_
 
 
 def test_without_landlock_root_loses_its_capabilities_too(steps: list[str]) -> None:
-    program.main([policy(mounts=["/own"], has_filter=True), "--", "server"])
+    program.main([policy(mounts=["/own"], has_filter=True), file_of_variables(), "--", "server"])
     assert steps == ["mounts", "capabilities", "filter", "command"]
 
 
@@ -213,8 +217,8 @@ def test_a_command_that_cannot_start_has_its_own_message(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(os, "execvp", fail)
-    assert program.main([policy(), "--", "server"]) == code
+    monkeypatch.setattr(os, "execvpe", fail)
+    assert program.main([policy(), file_of_variables(), "--", "server"]) == code
     assert capsys.readouterr().err.startswith(text)
 
 
@@ -223,7 +227,7 @@ def test_a_part_that_fails_prevents_the_start(steps: list[str], monkeypatch: pyt
         raise OSError(1, "not permitted")
 
     monkeypatch.setattr(program.system_calls, "restrict_self", fail)
-    assert program.main([policy(has_filter=True), "--", "server"]) == 71
+    assert program.main([policy(has_filter=True), file_of_variables(), "--", "server"]) == 71
     assert "command" not in steps
     assert program.main(["nonsense"]) == 64
 

@@ -20,7 +20,7 @@ from mcp_runtime.members.manifest.declaration import Limits, Manifest
 from mcp_runtime.members.sandboxes import Sandboxes
 from mcp_runtime.members.usage import excess, memory_of
 from mcp_runtime.protocol.errors import SpawnError
-from mcp_runtime.sandbox import landlock, system_calls
+from mcp_runtime.sandbox import landlock, system_calls, variables
 from mcp_runtime.sandbox.capabilities import PROTECTIONS, Capabilities, probe
 from mcp_runtime.sandbox.command import (
     EXIT_NOT_EXECUTABLE,
@@ -384,8 +384,10 @@ def test_the_filter_allows_other_calls_and_refuses_other_sets_of_numbers() -> No
 
 
 def run(policy: dict[str, Any], *argv: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    line = command_line(cast(Policy, {**NOTHING, **policy}), list(argv))
-    return subprocess.run(line, capture_output=True, text=True, timeout=30, **options)
+    """Run the command with this policy. `env` is its environment, and never that of the program."""
+    environment = options.pop("env", dict(os.environ))
+    with sandboxes.entrance(cast(Policy, {**NOTHING, **policy}), list(argv), environment) as (line, descriptors):
+        return subprocess.run(line, capture_output=True, text=True, timeout=30, pass_fds=descriptors, **options)
 
 
 def python(policy: dict[str, Any], code: str, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -472,8 +474,43 @@ def test_an_old_version_of_landlock_protects_files_too(tmp_path: Path) -> None:
         assert (process.stdout, process.stderr) == ("refused\n", "")
 
 
+def test_the_environment_of_a_member_reaches_only_its_command(tmp_path: Path) -> None:
+    """The dynamic loader would write its report for every program with these variables."""
+    report, server = tmp_path / "report", tmp_path / "only-here"
+    server.write_text("#!/bin/sh\necho $$ $LETTER\n")
+    server.chmod(0o755)
+    environment = {
+        **{"LD_DEBUG": "files", "LD_DEBUG_OUTPUT": str(report), "LETTER": "a=b\udcff\nc"},
+        **{"PATH": f"{tmp_path}:{os.defpath}", "EMPTY": ""},
+    }
+    process = run({"group": str(tmp_path)}, "only-here", env=environment, errors="surrogateescape")
+    pid = process.stdout.split()[0]
+    assert process.stdout == f"{pid} a=b\udcff c\n"
+    if sys.platform == "linux":
+        text = Path(f"{report}.{pid}").read_text()
+        assert "/bin/sh" in text
+        assert "python" not in text
+
+
+def test_the_file_with_the_variables_is_emptied_for_the_bridge_too() -> None:
+    descriptor = variables.write({"TOKEN": "secret", "EMPTY": ""})
+    other = os.dup(descriptor)
+    assert variables.take(descriptor) == {"TOKEN": "secret", "EMPTY": ""}
+    assert os.pread(other, 100, 0) == b""
+    os.close(other)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+
+
+def test_more_variables_than_a_system_accepts_are_an_error_of_the_start() -> None:
+    large = {f"V{number}": "x" * 65_000 for number in range(130)}
+    reason = r"its environment cannot be handed over: its variables are larger than 8,000,000 bytes together"
+    with pytest.raises(SpawnError, match=reason), sandboxes.entrance(NOTHING, ["true"], large):
+        pass
+
+
 def test_a_policy_is_readable_json() -> None:
-    assert json.loads(command_line(NOTHING, ["true"])[-3]) == NOTHING
+    assert json.loads(command_line(NOTHING, 5, ["true"])[-4]) == NOTHING
 
 
 # Usage ------------------------------------------------------------------------------------------------------------
