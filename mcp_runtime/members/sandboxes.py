@@ -144,14 +144,16 @@ class Sandboxes:
 
     def _readable(self, manifest: Manifest, folder: Path) -> list[str]:
         user_home = _user_home()
+        private = {path for given in (self.data_dir, *self.private_paths) for path in (given, given.resolve())}
         places = [
             *map(Path, (*SYSTEM, sys.prefix, sys.base_prefix)),
             *(user_home / place for place in HOME_PROGRAMS),
             *(Path(os.environ[name]) for name in CERTIFICATE_VARIABLES if os.environ.get(name)),
-            *_program(manifest, folder),
+            *_program(manifest, folder, private),
         ]
-        private = {path.resolve() for path in (self.data_dir, *self.private_paths, user_home)}
-        allowed = [part for place in places for part in _parts(Path(os.path.realpath(place)), private)]
+        allowed = [
+            part for place in places for part in _parts(Path(os.path.realpath(place)), private, user_home.resolve())
+        ]
         return list(dict.fromkeys([*map(str, allowed), str(folder.resolve())]))
 
     def _port_ruleset(self) -> int:
@@ -254,31 +256,37 @@ def _subfolders(folder: Path) -> Iterator[str]:
         yield from sorted(entry.path for entry in islice(entries, MAX_ENTRIES) if entry.is_dir(follow_symlinks=False))
 
 
-def _program(manifest: Manifest, folder: Path) -> Iterator[Path]:
-    """The file of the command and, if it is in a virtual environment, this environment and its Python."""
+def _program(manifest: Manifest, folder: Path, private: Collection[Path]) -> Iterator[Path]:
+    """The file of the command and, if it is in a virtual environment, this environment.
+
+    Nothing if it is in the member's folder, which the member may read anyway, or in a private place. There a member may
+    have written a link to any file. For the same reason, what pyvenv.cfg says about its Python does not count.
+    """
     path = manifest.env.get("PATH") or os.environ.get("PATH") or os.defpath
     command = manifest.command
     file = Path(folder, command) if os.path.dirname(command) else Path(shutil.which(command, path=path) or command)
+    file = Path(os.path.abspath(file))  # not resolved: a folder of the member may have become a link
+    parents = (file.parent, Path(os.path.realpath(file.parent)))
+    if any(parent.is_relative_to(path) for parent in parents for path in (folder, folder.resolve(), *private)):
+        return
     yield file
     environment = file.parent.parent
-    configuration = environment / "pyvenv.cfg"
-    if configuration.is_file():
+    if (environment / "pyvenv.cfg").is_file():
         yield environment
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            for line in configuration.read_text().splitlines():
-                key, _, value = line.partition("=")
-                if key.strip() == "home" and os.path.isabs(value.strip()):
-                    yield Path(value.strip()).parent
 
 
-def _parts(place: Path, private: Collection[Path]) -> Iterator[Path]:
-    """The place, or its parts without the private ones. Links in it are left out, because they may lead anywhere."""
-    if place in private:
+def _parts(place: Path, private: Collection[Path], user_home: Path) -> Iterator[Path]:
+    """The place, or its parts without private ones and the home folder. Nothing if it is within a private place.
+
+    A place within the home folder is allowed, because only named ones are asked for. Links in the place are left out,
+    because they may lead anywhere.
+    """
+    if place == user_home or any(place.is_relative_to(path) for path in private):
         return
-    if not any(path.is_relative_to(place) for path in private):
+    if not any(path.is_relative_to(place) for path in (*private, user_home)):
         yield place
         return
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in islice(entries, MAX_ENTRIES):
             if not entry.is_symlink():
-                yield from _parts(Path(entry.path), private)
+                yield from _parts(Path(entry.path), private, user_home)

@@ -167,16 +167,44 @@ def test_a_member_may_write_into_its_subfolders_home_and_temporary_folder_and_no
     assert (environment["HOME"], environment["TMPDIR"]) == (str(own / "home"), str(own / "tmp"))
 
 
-def test_the_virtual_environment_of_the_command_and_its_python_may_be_read(place: Place, tmp_path: Path) -> None:
-    environment, python = place.home / "project" / "venv", place.home / "python" / "bin"
-    for folder in (environment / "bin", python):
-        folder.mkdir(parents=True)
-    (environment / "pyvenv.cfg").write_text(f"home = {python}\nversion = 3.12\n")
+def test_the_virtual_environment_of_the_command_may_be_read(place: Place) -> None:
+    environment = place.home / "project" / "venv"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "pyvenv.cfg").write_text("version = 3.12\n")
     (environment / "bin" / "server").write_text("")
     read = place.policy(command=str(environment / "bin" / "server"))["read"]
     assert is_allowed(environment / "lib", read)
-    assert is_allowed(python.parent / "lib", read)
     assert not is_allowed(place.home / "project" / "other", read)
+
+
+@pytest.mark.parametrize("target", ["home/hall/var/local-token", "home/.ssh/x", "members/berta/x", "home/notes/x", "x"])
+def test_a_virtual_environment_that_the_member_writes_opens_no_other_place(
+    place: Place, tmp_path: Path, target: str
+) -> None:
+    environment, secret = place.folder / "sub", tmp_path / target
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    secret.write_text("secret")
+    (environment / "pyvenv.cfg").write_text(f"home = {secret}/x\n")
+    (environment / "bin").mkdir()
+    (environment / "bin" / "python").symlink_to(secret)  # the command itself
+    (secret.parent / "pyvenv.cfg").write_text("")
+    (environment / "link").symlink_to(secret.parent)  # its folder, which looks like a virtual environment
+    for command in ("sub/bin/python", str(environment / "bin" / "python"), "sub/link/x", "sub/link/bin/x"):
+        read = place.policy(command=command)["read"]
+        assert not is_allowed(secret, read), command
+        assert is_allowed(environment / "lib", read)
+
+
+def test_a_command_in_a_private_place_opens_nothing_of_it(place: Place) -> None:
+    other = place.members / "berta" / "venv"
+    (other / "bin").mkdir(parents=True)
+    (other / "pyvenv.cfg").write_text("")
+    (other / "bin" / "server").symlink_to(place.home / ".ssh")
+    (place.home / "tools").symlink_to(other / "bin")
+    for command in (other / "bin" / "server", place.home / "tools" / "server", place.data / "local-token"):
+        read = place.policy(command=str(command))["read"]
+        for path in (other, place.home / ".ssh", place.data / "local-token", place.home / "tools"):
+            assert not is_allowed(path, read), (command, path)
 
 
 def test_a_data_folder_that_cannot_have_a_home_is_an_error(place: Place) -> None:
