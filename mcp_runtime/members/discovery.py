@@ -42,6 +42,13 @@ def owners() -> dict[str, str]:
     return dict(GuildMember.objects.filter(removed_at=None, manifest_error="").values_list("name", "directory"))
 
 
+def member_folders() -> set[str]:
+    """The folders that are or were those of members, without those that have become collections of members."""
+    folders = GuildMember.objects.exclude(manifest={}).values_list("directory", "removed_at")
+    collections = {directory.rpartition("/")[0] for directory, removed_at in folders if removed_at is None}
+    return {directory for directory, _ in folders} - collections
+
+
 def sync(members_dir: Path) -> SyncReport:
     """Read every manifest under `members_dir`, and add, change or mark rows as removed to match.
 
@@ -56,7 +63,7 @@ def sync(members_dir: Path) -> SyncReport:
 
 def _sync_once(members_dir: Path) -> SyncReport | None:
     """Make the rows match. None if the hall got its second node meanwhile, because now this disk decides about less."""
-    files = read_all(members_dir, owners=owners())
+    files = read_all(members_dir, owners(), member_folders())
     disk = Disk.read(members_dir, files)
     with short_transaction():
         # One sync at a time, because two that see the same new folder would both create its row.

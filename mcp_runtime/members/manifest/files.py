@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,23 +46,32 @@ class ManifestFile:
 # Reading ----------------------------------------------------------------------------------------------------------
 
 
-def find(members_dir: Path) -> Iterator[Path]:
+def find(members_dir: Path, member_folders: Collection[str] = ()) -> Iterator[Path]:
     """Every folder with a manifest, up to two levels deep, by name. Links out of `members_dir` are skipped.
 
     A link to a member's folder is found too, and refused when it is read. A link to the members folder, or to a
-    collection in it, is skipped, because all members in it would occur twice.
+    collection in it, is skipped, because all members in it would occur twice. `member_folders` are the folders of
+    members, also of removed ones. They are no collections, because a member can write a manifest into them.
     """
     root = members_dir.resolve()
     for folder in _folders(members_dir, root):
         if has_manifest(folder):
             yield folder
-        elif not folder.is_symlink():
+        elif not folder.is_symlink() and folder.name not in member_folders and not _has_renamed_manifest(folder):
             yield from (inner for inner in _folders(folder, root) if has_manifest(inner))
 
 
 def has_manifest(folder: Path) -> bool:
     """Whether the folder may contain a manifest. A folder that cannot be read counts, and gets that fault."""
     return os.path.lexists(folder / FILE_NAME) or not os.access(folder, os.X_OK)
+
+
+def _has_renamed_manifest(folder: Path) -> bool:
+    """Whether somebody switched off a member here by a new name for its manifest, such as guild-member.json.off."""
+    try:
+        return any(FILE_NAME in name for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _folders(parent: Path, root: Path) -> list[Path]:
@@ -93,9 +102,14 @@ def fingerprint(members_dir: Path) -> frozenset[tuple[str, int, int, int]]:
     return frozenset(prints)
 
 
-def read_all(members_dir: Path, owners: Mapping[str, str] | None = None) -> list[ManifestFile]:
-    """Every manifest under `members_dir`, also those with faults. `owners` has the earlier folder of each name."""
-    folders = [(folder, folder.relative_to(members_dir).as_posix()) for folder in find(members_dir)]
+def read_all(
+    members_dir: Path, owners: Mapping[str, str] | None = None, member_folders: Collection[str] = ()
+) -> list[ManifestFile]:
+    """Every manifest under `members_dir`, also those with faults. `owners` has the earlier folder of each name.
+
+    For `member_folders` see `find`.
+    """
+    folders = [(folder, folder.relative_to(members_dir).as_posix()) for folder in find(members_dir, member_folders)]
     return read_folders(folders, owners, root=members_dir)
 
 

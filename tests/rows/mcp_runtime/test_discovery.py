@@ -69,6 +69,29 @@ def test_a_new_folder_becomes_a_member_with_the_data_of_its_manifest(tmp_path: P
     assert Manifest.from_json(row.manifest).argv(20000) == ["python3", "server.py", "20000"]
 
 
+def test_a_manifest_that_a_member_wrote_into_its_folder_never_becomes_a_member(tmp_path: Path) -> None:
+    evil = write_manifest(tmp_path, "evil", sandbox="on")
+    sync(tmp_path)
+    write_manifest(tmp_path, "evil/data")
+    assert sync(tmp_path) == "nothing changed"
+    (evil / FILE_NAME).unlink()
+    assert sync(tmp_path) == "1 removed: evil"
+    assert sync(tmp_path) == "nothing changed"
+    assert names_in_roster() == []
+
+
+def test_a_collection_is_found_although_its_folder_had_a_fault_or_was_once_a_member(tmp_path: Path) -> None:
+    write_text(tmp_path, "collection", "no manifest")
+    sync(tmp_path)
+    (tmp_path / "collection" / FILE_NAME).unlink()
+    write_manifest(tmp_path, "collection/one")
+    assert sync(tmp_path).startswith("1 added: one")
+    row = row_of("one")
+    GuildMember.objects.create(name="older", directory="collection", manifest=row.manifest, removed_at=timezone.now())
+    assert sync(tmp_path) == "nothing changed"
+    assert names_in_roster() == ["one"]
+
+
 def test_a_folder_can_contain_a_collection_of_members(tmp_path: Path) -> None:
     write_manifest(tmp_path, "collection/one")
     write_manifest(tmp_path, "collection/two")

@@ -432,6 +432,16 @@ def test_members_are_found_up_to_two_levels_deep(tmp_path: Path) -> None:
     assert directories(tmp_path) == ["a", "b", "collection/one", "collection/two"]
 
 
+def test_a_folder_of_a_member_is_no_collection_when_its_manifest_is_gone_or_renamed(tmp_path: Path) -> None:
+    """The member could have written these manifests."""
+    for path in ("a", "evil/data", "collection/evil", "off/data"):
+        write(tmp_path / path)
+    (tmp_path / "off" / "guild-member.json.off").touch()
+    assert directories(tmp_path) == ["a", "collection/evil", "evil/data"]
+    remaining = files.read_all(tmp_path, member_folders={"evil", "collection/one", "gone"})
+    assert [file.directory for file in remaining] == ["a", "collection/evil"]
+
+
 def test_hidden_folders_are_ignored(tmp_path: Path) -> None:
     for path in (".draft", "_old", "collection/.draft", "node_modules/.bin"):
         write(tmp_path / path)
