@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import resource
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -82,8 +81,12 @@ def excess(member: LiveMember, pids: Collection[int]) -> str:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of memory that the process does not share. 0 if it has ended."""
+    """Bytes of memory of the process that are not of files. 0 if it has ended.
+
+    Memory that it shares with others counts too, for each of them, because it has no other limit (proc_pid_status(5)).
+    """
     with contextlib.suppress(OSError, ValueError):
-        _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
-        return (resident - shared) * resource.getpagesize()
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        sizes = [line.split()[1] for line in lines if line.startswith(("RssAnon:", "RssShmem:"))]
+        return sum(map(int, sizes)) * 1024  # kB there means 1024 bytes
     return 0

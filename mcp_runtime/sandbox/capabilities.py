@@ -22,7 +22,7 @@ PROTECTIONS = {
     "attributes": "it cannot change the mode, owner or times of files outside of its folders",
     "ports": "it cannot connect to other members, the hall and its database, or listen on another port than its own",
     "signals": "it cannot send signals to other programs, or change their limits and priorities",
-    "sockets": "it cannot use Unix sockets, shared memory or the keys in the kernel",
+    "sockets": "it cannot use Unix sockets, shared memory with a name or the keys in the kernel",
 }
 
 

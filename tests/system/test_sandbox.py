@@ -229,12 +229,13 @@ def test_a_fork_bomb_is_ended_and_the_other_member_serves_on(hall: Hall) -> None
     assert member("good").pid == pid
 
 
-def test_a_member_whose_processes_use_too_much_memory_together_is_ended(hall: Hall) -> None:
+@pytest.mark.parametrize("tool", ["hoard_memory", "hoard_shared_memory"])
+def test_a_member_whose_processes_use_too_much_memory_together_is_ended(hall: Hall, tool: str) -> None:
     """Each process stays below the limit of the kernel."""
     add(hall, "bad", limits={"memory_mb": 150}, restart="never", timeout=60)
     hall.start()
     wait_for_status(hall, "bad", "connected", within=30)
-    row = call("bad", "hoard_memory", {"target": "60"}, within=60)
+    row = call("bad", tool, {"target": "60"}, within=60)
     assert (row.status, row.error_kind) == ("failed", "transport")
     assert "and memory_mb in limits allows 150" in wait_for_status(hall, "bad", "error", within=30).last_error
     eventually(lambda: not hall.tagged_processes("bad"))

@@ -129,6 +129,19 @@ def hoard_memory(target):
     return f"{len(children)} processes"
 
 
+def hoard_shared_memory(target):
+    """As `hoard_memory`, but the processes could share the memory. The limit of the kernel does not know it."""
+    code = (
+        "import mmap, time\n"
+        f"block = mmap.mmap(-1, {int(target)} * 1_000_000)\n"
+        f"block.write(bytes([1]) * ({int(target)} * 1_000_000))\n"
+        "time.sleep(60)\n"
+    )
+    children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+    time.sleep(60)
+    return f"{len(children)} processes"
+
+
 def connect(target):
     """As usual, with TCP Fast Open, with MPTCP, and with IPv6."""
     reasons = []
@@ -256,6 +269,7 @@ def tools():
                 slow_down,
                 share_memory,
                 hoard_memory,
+                hoard_shared_memory,
                 connect,
                 listen,
                 connect_to_unix_socket,

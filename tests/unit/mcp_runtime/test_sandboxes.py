@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import mmap
 import os
 import resource
 import subprocess
@@ -558,6 +559,20 @@ def test_a_member_exceeds_its_limits_with_all_its_processes_together() -> None:
     assert excess(live(max_memory=3 * own), [os.getpid()]) == ""
     assert "MB of memory" in excess(live(max_memory=3 * own), [os.getpid()] * 4)
     assert excess(live(), [os.getpid()] * 4) == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the hall reads /proc")
+@pytest.mark.parametrize("kind", ["anonymous", "memfd"])
+def test_shared_memory_counts_too(kind: str) -> None:
+    descriptor = os.memfd_create("block") if kind == "memfd" else -1
+    if kind == "memfd":
+        os.ftruncate(descriptor, 50_000_000)
+    before = memory_of(os.getpid())
+    with mmap.mmap(descriptor, 50_000_000) as block:
+        block.write(b"x" * 50_000_000)
+        assert memory_of(os.getpid()) - before >= 49_000_000
+    if kind == "memfd":
+        os.close(descriptor)
 
 
 def test_a_process_that_has_ended_uses_no_memory() -> None:
