@@ -3,7 +3,8 @@
 It refuses the following. Each would be a way around Landlock, or around the limits:
 
 - Sockets that are not for IP, mainly Unix sockets: a session bus or a container engine starts programs for others.
-- MPTCP and TCP Fast Open, with which a connection avoids Landlock's rules for ports.
+- Protocols such as MPTCP and SMC, others above a TCP socket, and TCP Fast Open. With these a connection avoids the
+  rules of Landlock for ports.
 - io_uring, whose operations this filter does not see.
 - The keys that the kernel keeps for the user (keyrings(7)), and shared memory, semaphores and queues (sysvipc(7)).
 - Changes of the limits and priorities of other processes, such as the hall.
@@ -21,9 +22,12 @@ import struct
 import sys
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, MODE_FILTER = 38, 22, 2
-AF_INET, AF_INET6, AF_NETLINK = 2, 10, 16  # netlink lists the network interfaces
-SOCK_TYPE_MASK, SOCK_DGRAM = 0xF, 2
-IPPROTO_MPTCP = 262
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16  # netlink lists the network interfaces
+SOCK_TYPE_MASK, SOCK_STREAM, SOCK_SEQPACKET = 0xF, 1, 5
+IPPROTO_TCP = 6
+# The default of a type, ICMP, TCP, UDP and ICMPv6. MPTCP and SMC become TCP without Landlock's notice.
+PROTOCOLS = (0, 1, IPPROTO_TCP, 17, 58)
+TCP_ULP = 31
 MSG_FASTOPEN = 0x2000_0000
 RLIMIT_RTTIME = 15
 # Calls that are refused whatever their arguments are.
@@ -42,7 +46,7 @@ MACHINES: dict[str, tuple[int, dict[str, int]]] = {
     "x86_64": (
         0xC000_003E,
         {
-            **{"socket": 41, "socketpair": 53, "sendto": 44, "sendmsg": 46, "sendmmsg": 307},
+            **{"socket": 41, "socketpair": 53, "sendto": 44, "sendmsg": 46, "sendmmsg": 307, "setsockopt": 54},
             **{"setrlimit": 160, "prlimit64": 302, "io_uring_setup": 425},
             **{"add_key": 248, "request_key": 249, "keyctl": 250},
             **{"shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semctl": 66, "semtimedop": 220},
@@ -54,7 +58,7 @@ MACHINES: dict[str, tuple[int, dict[str, int]]] = {
     "aarch64": (
         0xC000_00B7,
         {
-            **{"socket": 198, "socketpair": 199, "sendto": 206, "sendmsg": 211, "sendmmsg": 269},
+            **{"socket": 198, "socketpair": 199, "sendto": 206, "sendmsg": 211, "sendmmsg": 269, "setsockopt": 208},
             **{"setrlimit": 164, "prlimit64": 261, "io_uring_setup": 425},
             **{"add_key": 217, "request_key": 218, "keyctl": 219},
             **{
@@ -123,20 +127,24 @@ def _bodies() -> dict[str, list[Instruction]]:
     return {
         "socket": [
             _load(0),
-            (JUMP_EQUAL, 3, 0, AF_INET),
-            (JUMP_EQUAL, 2, 0, AF_INET6),
-            (JUMP_EQUAL, 1, 0, AF_NETLINK),
-            _refuse(errno.EACCES),
+            *_refuse_others((AF_INET, AF_INET6, AF_NETLINK), errno.EACCES),
             _load(2),
-            (JUMP_EQUAL, 0, 1, IPPROTO_MPTCP),
-            _refuse(errno.EPROTONOSUPPORT),
+            *_refuse_others(PROTOCOLS, errno.EPROTONOSUPPORT),
         ],
-        # A pair is connected to itself, but one of datagrams can still send to a name.
+        # A pair is connected to itself, but one of datagrams can still send to a name. Raw ones are datagrams too.
         "socketpair": [
+            _load(0),
+            *_refuse_others((AF_UNIX,), errno.EACCES),
             _load(1),
             (AND, 0, 0, SOCK_TYPE_MASK),
-            (JUMP_EQUAL, 0, 1, SOCK_DGRAM),
-            _refuse(errno.EACCES),
+            *_refuse_others((SOCK_STREAM, SOCK_SEQPACKET), errno.EACCES),
+        ],
+        "setsockopt": [
+            _load(1),
+            (JUMP_EQUAL, 0, 3, IPPROTO_TCP),
+            _load(2),
+            (JUMP_EQUAL, 0, 1, TCP_ULP),
+            _refuse(errno.EPERM),
         ],
         "sendto": [_load(3), *no_fast_open],
         "sendmsg": [_load(2), *no_fast_open],
@@ -170,6 +178,12 @@ def _bodies() -> dict[str, list[Instruction]]:
 def _load(argument: int, *, upper: bool = False) -> Instruction:
     """Load the lower or upper half of an argument. All machines here are little-endian."""
     return (LOAD, 0, 0, ARGUMENTS + 8 * argument + 4 * upper)
+
+
+def _refuse_others(values: tuple[int, ...], number: int) -> list[Instruction]:
+    """Refuse with this errno if the loaded number is none of the values."""
+    jumps = [(JUMP_EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+    return [*jumps, _refuse(number)]
 
 
 def _refuse(number: int) -> Instruction:

@@ -63,14 +63,16 @@ def running_hall(hall: Hall, home: Path, transport: str) -> Hall:
 
 
 @pytest.fixture
-def unix_socket(tmp_path: Path) -> Iterator[Path]:
-    """A service on a Unix socket, as a session bus or a container engine."""
+def unix_socket() -> Iterator[Path]:
+    """A service on a Unix socket, as a session bus or a container engine. Beside it is one for datagrams, as a log."""
     path = Path(f"/tmp/hall-{os.getpid()}.socket")
-    with socket.socket(socket.AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         listener.bind(str(path))
         listener.listen()
+        log.bind(f"{path}.log")
         yield path
     path.unlink()
+    Path(f"{path}.log").unlink()
 
 
 def attempt(tool: str, target: object, name: str = "bad") -> str:
@@ -131,7 +133,11 @@ def test_no_escape_succeeds(running_hall: Hall, home: Path, tmp_path: Path, unix
             ("listen", good_port),
             ("listen", hall.gateway_port),
         ],
-        "sockets": [("connect_to_unix_socket", unix_socket), ("share_memory", 4_711)],
+        "sockets": [
+            ("connect_to_unix_socket", unix_socket),
+            ("send_to_unix_socket", f"{unix_socket}.log"),
+            ("share_memory", 4_711),
+        ],
         "limits": [("allocate_memory", 1_000), ("open_descriptors", 1_000), ("write_much", 100)],
     }
     possible = [pair for name, pairs in attempts.items() if name not in probe().gaps for pair in pairs]
@@ -182,6 +188,7 @@ def test_without_a_sandbox_the_same_attempts_succeed(hall: Hall, home: Path, tmp
         ("share_memory", 4_711),
         ("listen", hall.web_port),
         ("connect_to_unix_socket", unix_socket),
+        ("send_to_unix_socket", f"{unix_socket}.log"),
         ("connect", member("good").port),
     ]
     results = {(tool, str(target)): attempt(tool, target) for tool, target in attempts}

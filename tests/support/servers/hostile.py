@@ -143,10 +143,10 @@ def hoard_shared_memory(target):
 
 
 def connect(target):
-    """As usual, with TCP Fast Open, with MPTCP, and with IPv6."""
+    """As usual, with TCP Fast Open, with MPTCP, with SMC, and with IPv6."""
     reasons = []
     port = int(target)
-    for attempt in (connect_plainly, connect_fast, connect_by_mptcp, connect_by_ipv6):
+    for attempt in (connect_plainly, connect_fast, connect_by_mptcp, connect_by_smc, connect_by_ipv6):
         try:
             attempt(port)
             return attempt.__name__
@@ -167,6 +167,11 @@ def connect_fast(port):
 
 def connect_by_mptcp(port):
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262) as client:
+        client.connect(("127.0.0.1", port))
+
+
+def connect_by_smc(port):
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, 256) as client:
         client.connect(("127.0.0.1", port))
 
 
@@ -191,10 +196,22 @@ def connect_to_unix_socket(target):
             return "connected"
         except PermissionError:
             continue
-    first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    first.sendto(b"x", target)
-    second.close()
-    return "sent"
+    raise Blocked("not permitted")
+
+
+def send_to_unix_socket(target):
+    """A datagram, from sockets that are connected to each other."""
+    reasons = []
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET, socket.SOCK_STREAM):
+        try:
+            first, second = socket.socketpair(socket.AF_UNIX, kind)
+            with first, second:
+                first.sendto(b"x", target)
+                if kind != socket.SOCK_SEQPACKET:  # which ignores the name and sends to the other one
+                    return kind.name
+        except OSError as error:
+            reasons.append(f"{kind.name}: {error.strerror}")
+    raise Blocked(", ".join(reasons))
 
 
 def allocate_memory(target):
@@ -273,6 +290,7 @@ def tools():
                 connect,
                 listen,
                 connect_to_unix_socket,
+                send_to_unix_socket,
                 allocate_memory,
                 open_descriptors,
                 write_much,
