@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -88,6 +88,8 @@ class Sandboxes:
     private_paths: Collection[Path]
     refused_ports: Collection[tuple[int, int]]
     machine: Capabilities = field(default_factory=capabilities.probe)
+    on_answer: Callable[[Capabilities], None] = lambda machine: None
+    """Called when a machine that gave no answer at first has given it."""
     groups: ControlGroups = field(default_factory=ControlGroups.find)
     _ruleset: int = -1
     _creation: threading.Lock = field(default_factory=threading.Lock)
@@ -95,9 +97,11 @@ class Sandboxes:
     def policy(self, manifest: Manifest, folder: Path, port: int) -> Policy | None:
         """The policy for the process of a member in `folder`. None if it has neither a sandbox nor limits.
 
-        Creates the home of the member. Raises SpawnError if that is not possible, or if the manifest requires more than
-        this machine can enforce.
+        Creates the home of the member. Raises SpawnError if that is not possible, if the manifest requires more than
+        this machine can enforce, or if the machine does not say what it can enforce.
         """
+        if manifest.sandbox != "off":
+            self._await_answer()
         require(manifest, self.machine)
         try:
             if manifest.sandbox != "off":
@@ -107,6 +111,19 @@ class Sandboxes:
             return {**_NO_PROTECTION, "limits": limits, "group": group} if limits or group else None
         except OSError as error:
             raise SpawnError(f"its sandbox cannot be prepared: {error}") from error
+
+    def _await_answer(self) -> None:
+        """Ask the machine again if it gave no answer. Raises SpawnError, because that is no reason to protect less."""
+        if not self.machine.fault:
+            return
+        machine = capabilities.probe()
+        if machine.fault:
+            raise SpawnError(
+                f"its manifest has a sandbox, and {machine.fault}. The hall looks again at the next start; "
+                "restart the member when the machine has less to do"
+            )
+        self.on_answer(machine)
+        self.machine = machine
 
     def _whole_policy(self, manifest: Manifest, folder: Path, port: int) -> Policy:
         home = home_of(self.data_dir, manifest.name)

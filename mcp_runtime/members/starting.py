@@ -33,6 +33,7 @@ from mcp_runtime.members.sandboxes import Sandboxes
 from mcp_runtime.members.start_limits import StartLimits
 from mcp_runtime.members.status import Status, Statuses
 from mcp_runtime.protocol.errors import ExitedEarlyError, McpRuntimeError, NoFreePortError, UrlError
+from mcp_runtime.rows import lease
 from mcp_runtime.rows.database import give_connection_back, short_transaction
 from mcp_runtime.secrets import references
 from mcp_runtime.secrets.values import MemberSecrets
@@ -107,6 +108,7 @@ class Starter:
             data_dir=options.data_dir,
             private_paths=(options.members_dir, *options.private_paths),
             refused_ports=(options.port_range, *options.refused_ports),
+            on_answer=lambda machine: lease.note_sandbox_gaps(statuses.lease_id, machine.gaps),
         )
         self._spawn_numbers = itertools.count(1)
         self._spawn_condition = threading.Condition()

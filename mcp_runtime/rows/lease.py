@@ -216,6 +216,11 @@ def renew(lease_id: uuid.UUID, *, fence_is_on: bool = False) -> bool:
     return Node.objects.filter(lease_id=lease_id).update(heartbeat_at=Now(), beat=F("beat") + 1, **fence) == 1
 
 
+def note_sandbox_gaps(lease_id: uuid.UUID, gaps: dict[str, str]) -> None:
+    """Write what this machine cannot enforce, if it gave no answer when the lease was taken."""
+    Node.objects.filter(lease_id=lease_id).update(sandbox_gaps=gaps)
+
+
 def revoke(node: Node) -> bool:
     """Take the lease from the runtime of a node that is gone, unless it has renewed it since its row was read.
 

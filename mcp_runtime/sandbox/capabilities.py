@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from dataclasses import dataclass
-from functools import cache
 
 from mcp_runtime.sandbox import landlock
 from mcp_runtime.sandbox.command import PROBE
 
 PROBE_SECONDS = 20.0  # usual are 0.06
+REST_SECONDS = 5.0  # from a fault to the next try, so that many starts together do not wait one after the other
 NO_MOUNTS = (
     "this machine gives the user of the hall no namespace for mounts. On Ubuntu, the setting "
     "kernel.apparmor_restrict_unprivileged_userns=0 allows it, and in a container the capability SYS_ADMIN"
@@ -36,10 +38,14 @@ class Capabilities:
     """Whether system calls can be filtered."""
     has_mounts: bool
     """Whether a process can have a read-only view of the file system."""
+    fault: str = ""
+    """Why the machine gave no answer. Then it may have more than this says."""
 
     @property
     def gaps(self) -> dict[str, str]:
         """The protections that do not hold here, or not fully, each with the reason."""
+        if self.fault:
+            return dict.fromkeys(PROTECTIONS, self.fault)
         reasons = {
             "files": self._landlock_reason(3, "6.2", partly=bool(self.landlock)),
             "attributes": "" if self.has_mounts else NO_MOUNTS,
@@ -63,11 +69,44 @@ class Capabilities:
         return "" if self.has_filter else "this machine cannot filter system calls"
 
 
-@cache
+class Machine:
+    """This machine, which is asked until it answers. Its answer does not change while a process runs."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()  # those who ask meanwhile wait for the same answer
+        self._answer: Capabilities | None = None
+        self._next_try = 0.0
+
+    def probe(self) -> Capabilities:
+        """The capabilities. Takes up to PROBE_SECONDS, and has a fault if the machine gave no answer in this time."""
+        with self._turn:
+            if self._answer is None or (self._answer.fault and time.monotonic() >= self._next_try):
+                self._answer = _ask()
+                self._next_try = time.monotonic() + REST_SECONDS
+            return self._answer
+
+
+_machine = Machine()
+
+
 def probe() -> Capabilities:
-    """The capabilities of this machine. They do not change while a process runs."""
+    """The capabilities of this machine. A fault is not remembered for longer than REST_SECONDS."""
+    return _machine.probe()
+
+
+def _ask() -> Capabilities:
+    if sys.platform != "linux":
+        return Capabilities(0, has_filter=False, has_mounts=False)
     try:
         process = subprocess.run(PROBE, capture_output=True, timeout=PROBE_SECONDS, check=True, text=True)
         return Capabilities(**json.loads(process.stdout))
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError):
-        return Capabilities(0, has_filter=False, has_mounts=False)
+    except subprocess.TimeoutExpired:
+        reason = f"it took longer than {PROBE_SECONDS:g} s"
+    except subprocess.CalledProcessError as error:
+        reason = f"the program for it ended with {error.returncode}, {error.stderr.strip()[-200:]!r}"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except (ValueError, TypeError):
+        reason = "the program for it gave an unreadable answer"
+    fault = f"the look at what this machine can enforce failed: {reason}"
+    return Capabilities(0, has_filter=False, has_mounts=False, fault=fault)

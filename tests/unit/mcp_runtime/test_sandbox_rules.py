@@ -265,11 +265,41 @@ def test_the_probe_reports_each_part(
     assert json.loads(capsys.readouterr().out)["has_mounts"] is False
 
 
-def test_a_machine_that_cannot_be_probed_has_no_protections(monkeypatch: pytest.MonkeyPatch) -> None:
+ANSWER = '{"landlock": 7, "has_filter": true, "has_mounts": true}'
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["no-such-program"], "No such file or directory"),
+        (["echo", "{}"], "the program for it gave an unreadable answer"),
+        (["sleep", "60"], "it took longer than 0.05 s"),
+        (["sh", "-c", "echo oops >&2; exit 3"], "the program for it ended with 3, 'oops'"),
+    ],
+)
+def test_a_machine_that_gives_no_answer_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], reason: str
+) -> None:
+    monkeypatch.setattr(capabilities.sys, "platform", "linux")
+    machine = capabilities.Machine()
+    monkeypatch.setattr(capabilities, "PROBE", command)
+    monkeypatch.setattr(capabilities, "PROBE_SECONDS", 0.05 if command[0] == "sleep" else 20)
+    fault = f"the look at what this machine can enforce failed: {reason}"
+    assert machine.probe() == Capabilities(0, has_filter=False, has_mounts=False, fault=fault)
+    assert machine.probe().gaps == dict.fromkeys(capabilities.PROTECTIONS, fault)
+    monkeypatch.setattr(capabilities, "PROBE", ["echo", ANSWER])
+    monkeypatch.setattr(capabilities, "PROBE_SECONDS", 20)
+    assert machine.probe().fault == fault  # not so soon
+    monkeypatch.setattr(machine, "_next_try", 0.0)
+    assert machine.probe() == Capabilities(7, has_filter=True, has_mounts=True)
     monkeypatch.setattr(capabilities, "PROBE", ["no-such-program"])
-    assert capabilities.probe.__wrapped__() == Capabilities(0, has_filter=False, has_mounts=False)
-    monkeypatch.setattr(capabilities, "PROBE", ["echo", "{}"])
-    assert capabilities.probe.__wrapped__() == Capabilities(0, has_filter=False, has_mounts=False)
+    assert machine.probe() == Capabilities(7, has_filter=True, has_mounts=True)
+
+
+def test_another_system_than_linux_needs_no_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities.sys, "platform", "darwin")
+    monkeypatch.setattr(capabilities, "PROBE", ["no-such-program"])
+    assert capabilities.Machine().probe() == Capabilities(0, has_filter=False, has_mounts=False)
 
 
 def test_the_temporary_folder_is_emptied_and_a_file_that_stays_is_no_error(

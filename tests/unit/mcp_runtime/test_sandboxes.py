@@ -319,6 +319,26 @@ def test_a_member_that_requires_the_sandbox_starts_only_on_a_machine_that_has_al
         place.policy(sandbox="require")
 
 
+def test_a_member_with_a_sandbox_does_not_start_until_the_machine_says_what_it_can_enforce(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = Capabilities(0, False, False, fault="the look at what this machine can enforce failed: it took long")
+    answers: list[Capabilities] = []
+    halls = dataclasses.replace(place.sandboxes(), machine=silent, on_answer=answers.append)
+    monkeypatch.setattr("mcp_runtime.sandbox.capabilities.probe", lambda: silent)
+    for sandbox in ("on", "require"):
+        with pytest.raises(SpawnError, match=r"its manifest has a sandbox, and the look at .* failed: it took long"):
+            halls.policy(manifest(sandbox=sandbox), place.folder, 0)
+    assert halls.policy(manifest(sandbox="off"), place.folder, 0) is None
+    answer = dataclasses.replace(MODERN, landlock=3)
+    monkeypatch.setattr("mcp_runtime.sandbox.capabilities.probe", lambda: answer)
+    for _ in range(2):
+        policy = halls.policy(manifest(), place.folder, 0)
+        assert policy is not None
+        assert policy["landlock"] == 3
+    assert answers == [answer]
+
+
 def test_each_version_of_landlock_gets_only_the_rights_that_it_knows() -> None:
     assert [landlock.all_rights(version).bit_length() for version in (1, 2, 3, 4, 5, 7)] == [13, 14, 15, 15, 16, 16]
 

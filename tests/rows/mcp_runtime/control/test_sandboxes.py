@@ -49,6 +49,12 @@ def test_a_runtime_writes_what_its_machine_cannot_enforce() -> None:
     assert own_node().sandbox_gaps == probe().gaps
 
 
+def test_a_machine_that_answers_late_is_noted_then(node: Node) -> None:
+    assert node.lease_id is not None
+    lease.note_sandbox_gaps(node.lease_id, {})
+    assert own_node().sandbox_gaps == {}
+
+
 def test_a_report_names_what_holds_and_what_does_not(node: Node) -> None:
     report = sandbox_report(add(node, sandbox="on"))
     assert report is not None
