@@ -37,6 +37,7 @@ McpRuntimeError
     UnknownMemberError  UnknownToolError  UnknownSecretError  MemberDisabledError  ToolDisabledError
     ToolHeldError(member, tool, reason)  UnknownContractError
     InvalidArgumentsError(path, reason)
+    SourceError(place, reason)         a text cannot become a member
     IdempotencyConflictError  NotCancellableError
     MemberInUseError  UnknownAgentError  UnknownNodeError  AgentUnavailableError  LogUnavailableError
 """
@@ -446,6 +447,18 @@ class InvalidArgumentsError(RequestRefusedError):
         self.path = path
         self.reason = reason
         self.errors = tuple(errors) or (((), f"{path}: {reason}" if path else reason),)
+
+
+class SourceError(RequestRefusedError):
+    """A text from which somebody wants to add members cannot be used. It never quotes a value of the text.
+
+    `place` is where in the text ("mcpServers.github.env.TOKEN", "line 3, column 7"), empty for the whole text.
+    """
+
+    def __init__(self, place: str, reason: str, others: Sequence[SourceError] = ()) -> None:
+        super().__init__("; ".join([f"{place}: {reason}" if place else reason, *map(str, others)]))
+        self.place = place
+        self.reason = reason
 
 
 class IdempotencyConflictError(RequestRefusedError):

@@ -40,6 +40,7 @@ ROOMS = {
         "secrets",
         "client",
     },
+    "sources": {"protocol", "secrets", "client", "members"},
     "calls": {"protocol", "schemas", "security", "rows", "client", "members"},
     "agents": {"protocol", "system", "schemas", "security", "rows", "members", "calls"},
     "gateway": {"protocol", "schemas", "contracts", "security", "rows", "client", "http1", "members", "calls"},
@@ -74,7 +75,7 @@ ROOMS = {
 }
 # Rooms that do not import Django, and such modules of other rooms.
 WITHOUT_DJANGO = {
-    *("bridge", "sandbox", "protocol", "system", "schemas", "contracts", "nodes", "client", "http1"),
+    *("bridge", "sandbox", "protocol", "system", "schemas", "contracts", "nodes", "client", "http1", "sources"),
     *(
         "mcp_runtime.secrets.key_file",
         "mcp_runtime.secrets.references",
