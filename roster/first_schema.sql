@@ -47,6 +47,7 @@
 -- has: roster 0030_audit_log
 -- has: roster 0031_sandbox_gaps
 -- has: roster 0032_contracts
+-- has: roster 0033_member_proposals
 -- has: sessions 0001_initial
 CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
 CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -85,14 +86,14 @@ CREATE INDEX "status_change_by_member" ON "roster_statuschange" ("member_id", "i
 CREATE TABLE "roster_callrollup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "seconds" integer unsigned NOT NULL CHECK ("seconds" >= 0), "begins" bigint unsigned NOT NULL CHECK ("begins" >= 0), "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "failed" bigint unsigned NOT NULL CHECK ("failed" >= 0), "took" real NOT NULL, "slots" text NOT NULL CHECK ((JSON_VALID("slots") OR "slots" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_rollup_per_time_and_tool" UNIQUE ("seconds", "begins", "tool_name", "member_id"));
 CREATE TABLE "roster_preset" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "left_out" text NOT NULL CHECK ((JSON_VALID("left_out") OR "left_out" IS NULL)), "updated_at" datetime NOT NULL, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "preset_name_is_unique_for_user_and_tool" UNIQUE ("tool_id", "user_id", "name"));
 CREATE INDEX "roster_preset_user_id_cb88dbde" ON "roster_preset" ("user_id");
-CREATE TABLE "roster_agent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL UNIQUE, "direct" bool NOT NULL, "model" varchar(100) NOT NULL, "creator" varchar(200) NOT NULL, "created_at" datetime NOT NULL, "sdk_session_id" varchar(100) NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED);
-CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agent" ("created_by_id");
-CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agent" ("made_with_id");
-CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
-CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
 CREATE TABLE "roster_token" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "digest" varchar(64) NOT NULL UNIQUE, "hint" varchar(12) NOT NULL, "created_at" datetime NOT NULL, "expires_at" datetime NULL, "revoked_at" datetime NULL, "last_used_at" datetime NULL, "scope" varchar(10) NOT NULL, "calls_per_minute" integer unsigned NULL CHECK ("calls_per_minute" >= 0), "max_in_flight" integer unsigned NULL CHECK ("max_in_flight" >= 0), "made_with_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "token_scope_is_known" CHECK ("scope" IN ('all', 'members', 'tools')));
 CREATE INDEX "roster_token_made_with_id_4fae02b8" ON "roster_token" ("made_with_id");
 CREATE INDEX "roster_token_user_id_d68cc499" ON "roster_token" ("user_id");
+CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
+CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
+CREATE TABLE "roster_agent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL UNIQUE, "direct" bool NOT NULL, "model" varchar(100) NOT NULL, "creator" varchar(200) NOT NULL, "created_at" datetime NOT NULL, "sdk_session_id" varchar(100) NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agent" ("created_by_id");
+CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agent" ("made_with_id");
 CREATE TABLE "roster_token_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_token_tools" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE UNIQUE INDEX "roster_token_members_token_id_guildmember_id_4a31dfe6_uniq" ON "roster_token_members" ("token_id", "guildmember_id");
@@ -164,6 +165,10 @@ CREATE TABLE "roster_contractversion" ("id" integer NOT NULL PRIMARY KEY AUTOINC
 CREATE INDEX "roster_contract_approved_by_id_0b97c970" ON "roster_contract" ("approved_by_id");
 CREATE INDEX "roster_contract_member_id_ec801f29" ON "roster_contract" ("member_id");
 CREATE INDEX "roster_contractversion_contract_id_ce185b43" ON "roster_contractversion" ("contract_id");
+CREATE TABLE "roster_memberproposal" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(64) NOT NULL, "text" text NOT NULL, "digest" varchar(64) NOT NULL, "source" varchar(100) NOT NULL, "notes" text NOT NULL CHECK ((JSON_VALID("notes") OR "notes" IS NULL)), "inputs" text NOT NULL CHECK ((JSON_VALID("inputs") OR "inputs" IS NULL)), "secrets" text NOT NULL CHECK ((JSON_VALID("secrets") OR "secrets" IS NULL)), "created_at" datetime NOT NULL, "approved_at" datetime NULL, "allowed_at" datetime NULL, "nodes" text NOT NULL CHECK ((JSON_VALID("nodes") OR "nodes" IS NULL)), "approved_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE UNIQUE INDEX "one_open_proposal_for_a_name" ON "roster_memberproposal" ("name") WHERE "approved_at" IS NULL;
+CREATE INDEX "roster_memberproposal_approved_by_id_51232a70" ON "roster_memberproposal" ("approved_by_id");
+CREATE INDEX "roster_memberproposal_created_by_id_1b41278f" ON "roster_memberproposal" ("created_by_id");
 CREATE TABLE "django_session" ("session_key" varchar(40) NOT NULL PRIMARY KEY, "session_data" text NOT NULL, "expire_date" datetime NOT NULL);
 CREATE INDEX "django_session_expire_date_a5c62663" ON "django_session" ("expire_date");
 INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0001_initial', datetime('now'));
@@ -215,4 +220,5 @@ INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0029_secre
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0030_audit_log', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0031_sandbox_gaps', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0032_contracts', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0033_member_proposals', datetime('now'));
 INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', datetime('now'));

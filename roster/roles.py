@@ -52,6 +52,7 @@ RIGHTS = (
     Right("see nodes", "roster.view_node", "operator"),
     Right("see ports", "roster.view_portallocation", "operator"),
     Right("reserve members for groups", "roster.change_guildmember", "admin"),
+    Right("propose members, and approve what they run", "roster.approve_member", "admin"),
     Right("see the names of secrets, and which members may use them", "roster.view_secret", "admin"),
     Right("create secrets", "roster.add_secret", "admin"),
     Right("set secrets, and choose the members that may use them", "roster.change_secret", "admin"),

@@ -34,7 +34,8 @@ McpRuntimeError
     NotAllowedError                    access, but not to this
     TooManyCallsError(retry_after)     more calls than the token may make
   RequestRefusedError                  a request or call that the hall does not accept
-    UnknownMemberError  UnknownToolError  UnknownSecretError  MemberDisabledError  ToolDisabledError
+    UnknownMemberError  UnknownToolError  UnknownSecretError  UnknownProposalError
+    MemberDisabledError  ToolDisabledError
     ToolHeldError(member, tool, reason)  UnknownContractError
     InvalidArgumentsError(path, reason)
     SourceError(place, reason)         a text cannot become a member
@@ -406,6 +407,10 @@ class UnknownMemberError(RequestRefusedError):
 
 class UnknownSecretError(RequestRefusedError):
     """The hall has no secret with this name."""
+
+
+class UnknownProposalError(RequestRefusedError):
+    """Nobody proposes a member with this name, or it is approved already."""
 
 
 class UnknownToolError(RequestRefusedError):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcp_runtime.members.manifest.files import text_of
 from mcp_runtime.protocol.errors import SourceError
 
 MAX_BYTES = 262_144
@@ -46,8 +46,14 @@ class Draft:
     notes: tuple[str, ...] = ()
 
     @property
+    def text(self) -> str:
+        """The content of guild-member.json."""
+        return text_of(self.manifest)
+
+    @property
     def digest(self) -> str:
-        return digest_of(self.manifest)
+        """The SHA-256 of `text`."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,6 @@ class Reading:
     """What the text is, for people: "mcp.json of VS Code"."""
     drafts: tuple[Draft, ...]
     refusals: tuple[SourceError, ...] = ()
-
-
-def digest_of(manifest: dict[str, Any]) -> str:
-    """A SHA-256 that changes with each change of the manifest."""
-    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def quoted(name: str) -> str:

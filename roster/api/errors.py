@@ -37,6 +37,7 @@ from mcp_runtime.protocol.errors import (
     UnknownContractError,
     UnknownMemberError,
     UnknownNodeError,
+    UnknownProposalError,
     UnknownSecretError,
     UnknownToolError,
 )
@@ -48,6 +49,7 @@ logger = logging.getLogger("guildhall.web")
 # A class that is not listed gets the answer of its nearest base class.
 ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
     UnknownMemberError: (status.HTTP_404_NOT_FOUND, "unknown_member"),
+    UnknownProposalError: (status.HTTP_404_NOT_FOUND, "unknown_proposal"),
     UnknownToolError: (status.HTTP_404_NOT_FOUND, "unknown_tool"),
     InvalidArgumentsError: (status.HTTP_400_BAD_REQUEST, "invalid_arguments"),
     SourceError: (status.HTTP_400_BAD_REQUEST, "unusable_source"),

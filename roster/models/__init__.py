@@ -13,6 +13,7 @@ from roster.models.contracts import Contract, ContractVersion
 from roster.models.hall import Hall, Node
 from roster.models.invitations import Invitation
 from roster.models.members import GuildMember, MemberExtras, MemberGroup, PortAllocation, StatusChange, Tool
+from roster.models.proposals import MemberProposal
 from roster.models.roles import Role
 from roster.models.secrets import Secret, SecretUse
 from roster.models.sessions import ClientSession
@@ -36,6 +37,7 @@ __all__ = [
     "Invitation",
     "MemberExtras",
     "MemberGroup",
+    "MemberProposal",
     "Node",
     "PortAllocation",
     "Preset",

@@ -231,6 +231,41 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+# Writing ----------------------------------------------------------------------------------------------------------
+
+
+def text_of(manifest: Mapping[str, Any]) -> str:
+    """The content of the file for these JSON values."""
+    return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+
+
+def create(members_dir: Path, name: str, text: str) -> str:
+    """Create the folder `name` with this manifest in one step. Return why that is impossible. Empty if it is done.
+
+    It replaces nothing. A folder that has exactly this manifest already counts as created, because another node may
+    share the members folder, and this one may have ended before it noted that.
+    """
+    folder, draft = members_dir / name, members_dir / f".{name}.{os.getpid()}"
+    try:
+        members_dir.mkdir(parents=True, exist_ok=True)
+        if twin := next((entry for entry in members_dir.iterdir() if _fold(entry.name) == _fold(name)), None):
+            is_same = twin.name == name and (folder / FILE_NAME).read_bytes() == text.encode()
+            return "" if is_same else f"the folder {twin} exists already; rename or remove it"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        with (draft / FILE_NAME).open("x", encoding="utf-8") as file:  # discovery ignores names that begin with a dot
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(folder)
+    except FileNotFoundError:
+        return f"the folder {folder} exists already, without a manifest; rename or remove it"
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        return f"the folder {folder} cannot be created: {error.strerror}"
+    return ""
+
+
 # The command ------------------------------------------------------------------------------------------------------
 
 

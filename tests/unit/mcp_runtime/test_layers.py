@@ -56,6 +56,7 @@ ROOMS = {
         "client",
         "members",
         "calls",
+        "sources",
         "agents",
     },
     "runtime": {
@@ -144,6 +145,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.control.nodes",
     "mcp_runtime.control.sandboxes",
     "mcp_runtime.control.notify",
+    "mcp_runtime.control.proposals",
     "mcp_runtime.control.secrets",
     "mcp_runtime.control.agents",
     "mcp_runtime.control.tokens",
@@ -318,7 +320,17 @@ def test_modules_of_the_runtime_import_only_models_from_the_web(module: str) -> 
         for name in (
             *("AuditEntry", "AuditOverflow", "Invitation", "act_as_runtime"),
             *("AgentEvent", "AgentMessage", "Agent", "Token", "CallRollup", "CallTotal"),
-            *("ClientSession", "Contract", "ContractVersion", "GuildMember", "Hall", "MemberExtras", "Node", "Role"),
+            *(
+                "ClientSession",
+                "Contract",
+                "ContractVersion",
+                "GuildMember",
+                "Hall",
+                "MemberExtras",
+                "Node",
+                "Role",
+                "MemberProposal",
+            ),
             *(
                 "Call",
                 "PortAllocation",

@@ -1,0 +1,81 @@
+"""Approved members become folders. The runtime of each node does that, because the web may have no right to write.
+
+The digest of the approval is checked once more here, so nothing else than what somebody has approved is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django.utils import timezone
+
+from mcp_runtime.members.manifest.files import create
+from mcp_runtime.members.manifest.parser import parse
+from mcp_runtime.rows.database import short_transaction
+from mcp_runtime.secrets import values
+from roster.models import AuditEntry, GuildMember, Hall, MemberProposal, Secret, SecretUse
+
+logger = logging.getLogger("guildhall.runtime")
+
+
+def _approved() -> QuerySet[MemberProposal]:
+    return MemberProposal.objects.filter(approved_at__isnull=False)
+
+
+def write_approved(members_dir: Path) -> None:
+    """Create the folders of approved members that this node has not created yet.
+
+    A fault is noted in the row, and tried again each time. A member that was removed since does not come back.
+    """
+    node = settings.GUILD_HALL_NODE
+    due = [pk for pk, nodes in _approved().values_list("pk", "nodes") if nodes.get(node) != ""]
+    for proposal in _approved().filter(pk__in=due) if due else ():
+        removed = GuildMember.objects.filter(name=proposal.name, removed_at__gte=proposal.approved_at)
+        if removed.exists():
+            fault = "the member was removed before this node had its folder"
+        elif hashlib.sha256(proposal.text.encode()).hexdigest() != proposal.digest:
+            fault = "its row is not what was approved; discard it"
+        else:
+            fault = create(members_dir, proposal.name, proposal.text)
+        if proposal.nodes.get(node) != fault:
+            logger.log(
+                logging.WARNING if fault else logging.INFO, "approved member %s: %s", proposal.name, fault or "ok"
+            )
+            _note(proposal.pk, node, fault)
+
+
+def _note(pk: int, node: str, fault: str) -> None:
+    with short_transaction():
+        list(Hall.objects.select_for_update())  # another node notes its own at the same moment
+        proposal = MemberProposal.objects.get(pk=pk)
+        proposal.nodes[node] = fault
+        proposal.save(update_fields=["nodes"])
+
+
+def allow_secrets() -> None:
+    """Allow new members to use the secrets in their approved manifests, if they run what was approved."""
+    for proposal in _approved().filter(allowed_at=None):
+        member = GuildMember.objects.filter(name=proposal.name, removed_at=None).first()
+        if member is not None:
+            _allow(proposal, member)
+
+
+def _allow(proposal: MemberProposal, member: GuildMember) -> None:
+    approved = parse(proposal.manifest)[0].as_json()
+    with short_transaction():
+        if not MemberProposal.objects.filter(pk=proposal.pk, allowed_at=None).update(allowed_at=timezone.now()):
+            return
+        if (digest := values.identity(member.manifest)) != values.identity(approved):
+            logger.warning("member %s is not what was approved, so it gets no secrets", member.name)
+            return
+        columns = {"digest": digest, "allowed_at": timezone.now(), "allowed_by_id": proposal.approved_by_id}
+        for secret in Secret.objects.filter(name__in=values.names_in(approved)):
+            SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
+            after = {"members": [member.name]}
+            AuditEntry.record(AuditEntry.Kind.SECRET_ALLOWED, f"secret {secret.name}", member=member.name, after=after)
+    failed = GuildMember.objects.filter(pk=member.pk, status=GuildMember.Status.ERROR)
+    failed.update(restart_requested_at=timezone.now())
