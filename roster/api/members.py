@@ -36,7 +36,8 @@ from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
 from roster.api.base import REFUSED, HallView, NewestFirst, query_of
 from roster.api.described import extend_schema
-from roster.api.permissions import MayControl, controlled_member, principal_of, reachable_member
+from roster.api.permissions import MayApproveMembers, MayControl, controlled_member, principal_of, reachable_member
+from roster.api.proposals import PROPOSE, propose
 from roster.models import GuildMember, StatusChange, Tool
 
 MAX_LINES = 5000
@@ -251,12 +252,20 @@ def member_detail(row: GuildMember, principal: Principal) -> dict[str, Any]:
 
 
 class MembersView(HallView):
+    def get_permissions(self) -> list[Any]:
+        return [*super().get_permissions(), *([MayApproveMembers()] if self.request.method == "POST" else [])]
+
     @extend_schema(operation_id="members_list", responses=MembersSerializer)
     def get(self, request: Request) -> Response:
         """Every member that is there for you, without its tools."""
         liveness = read_liveness()
         rows = _members(principal_of(request), liveness.live_ids)
         return Response({"runtime": _runtime(liveness), "members": MemberSerializer(rows, many=True).data})
+
+    @PROPOSE
+    def post(self, request: Request) -> Response:
+        """Propose members. Nothing of them runs before somebody approves it."""
+        return propose(request)
 
 
 class MemberView(HallView):

@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from roster.api.base import HallView
 from roster.api.described import extend_schema
 
-INDEX = ("roster", "members", "nodes", "calls", "tokens", "agents", "secrets", "audit", "docs", "schema")
+INDEX = ("roster", "members", "nodes", "calls", "tokens", "agents", "proposals", "secrets", "audit", "docs", "schema")
 
 
 class IndexView(HallView):

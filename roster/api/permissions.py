@@ -10,6 +10,7 @@ from django.db.models import BigIntegerField, Q
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
+from mcp_runtime.control import proposals
 from mcp_runtime.control.members import find_member, find_tool
 from mcp_runtime.protocol.errors import NotAllowedError, UnknownMemberError, UnknownToolError
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
@@ -57,6 +58,15 @@ class MayViewSecrets(BasePermission):
     def has_permission(self, request: Request, view: Any) -> bool:
         may_view = request.user.has_perm("roster.view_secret") or request.user.has_perm("roster.change_secret")
         return may_view and not principal_of(request).is_narrowed
+
+
+class MayApproveMembers(BasePermission):
+    """Propose members, and approve what they run."""
+
+    message = f"This needs the permission {proposals.PERMISSION}, and a token that is for everything its user may do."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return request.user.has_perm(proposals.PERMISSION) and not principal_of(request).is_narrowed
 
 
 class MayViewAudit(BasePermission):

@@ -16,6 +16,7 @@ from roster.api import (
     members,
     meta,
     nodes,
+    proposals,
     secrets,
     statistics,
     tokens,
@@ -69,6 +70,9 @@ urlpatterns = [
         path(f"nodes/<str:node>/{verb}/", nodes.NodeVerbView.as_view(verb=verb), name=f"node-{verb}")
         for verb in NODE_VERBS
     ),
+    path("proposals/", proposals.ProposalsView.as_view(), name="proposals"),
+    path("proposals/<str:proposal>/", proposals.ProposalView.as_view(), name="proposal"),
+    path("proposals/<str:proposal>/approve/", proposals.ApprovalView.as_view(), name="proposal-approve"),
     path("secrets/", secrets.SecretsView.as_view(), name="secrets"),
     path("secrets/<str:secret>/", secrets.SecretView.as_view(), name="secret"),
     path("calls/", calls.CallsView.as_view(), name="calls"),

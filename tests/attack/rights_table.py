@@ -190,6 +190,7 @@ GET   /metrics                                          view_guildmember|view_to
 GET   /api/                                       known                                      200 -    200 200 200
 GET   /api/roster/                                known                                      200 -    200 200 200
 GET   /api/members/                               known                                      200 -    200 200 200
+POST  /api/members/                               approve_member                             201 403  403 403 403
 GET   /api/members/<str:name>/                    known                                      200 -    200 200 404
 POST  /api/members/<str:name>/start/              control_member                             202 403  202 403 404
 POST  /api/members/<str:name>/stop/               control_member                             202 403  202 403 404
@@ -215,6 +216,10 @@ POST  /api/nodes/rebalance/                       control_member                
 POST  /api/nodes/<str:node>/drain/                control_member                             202 403  403 403 403
 POST  /api/nodes/<str:node>/undrain/              control_member                             202 403  403 403 403
 POST  /api/nodes/<str:node>/remove/               control_member                             200 403  403 403 403
+GET   /api/proposals/                             approve_member                             200 403  403 403 403
+GET   /api/proposals/<str:proposal>/              approve_member                             200 403  403 403 403
+DELETE /api/proposals/<str:proposal>/ approve_member 204 403 403 403 403
+POST  /api/proposals/<str:proposal>/approve/      approve_member                             409 403  403 403 403
 GET   /api/secrets/                               view_secret|change_secret                  200 403  403 403 403
 GET   /api/secrets/<str:secret>/                  view_secret|change_secret                  200 403  403 403 403
 PUT   /api/secrets/<str:secret>/                  change_secret                              200 403  403 403 403

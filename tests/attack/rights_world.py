@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +26,7 @@ from roster.models import (
     AuditEntry,
     Call,
     GuildMember,
+    MemberProposal,
     Node,
     PortAllocation,
     Preset,
@@ -54,6 +56,7 @@ WORDS: dict[str, Set[str]] = {
     "word-of-set": NOBODY,
     "word-of-secret-name": {"view_secret", "change_secret", "delete_secret", "view_auditentry"},
     "word-of-secret-value": NOBODY,
+    "word-of-proposal": {"approve_member"},
     "word-of-invitation": {"add_user", "view_auditentry"},  # the note of an invitation
     "word-of-audit": {"view_auditentry"},
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
@@ -76,6 +79,7 @@ VERBS = ("view", "change", "add", "delete")
 PERMISSIONS = (
     "invoke_tool",
     "control_member",
+    "approve_member",
     "view_auditentry",
     *(f"{verb}_{model}" for model in MODELS for verb in VERBS),
 )
@@ -120,6 +124,8 @@ def make(data_dir: Path) -> World:
     secret = secrets.set_secret("word-of-secret-name", "word-of-secret-value", olga)
     for member in (notes, hidden):
         secrets.allow_secret(secret, member, olga)
+    text = json.dumps({"name": "word-of-proposal", "version": "1", "transport": "stdio", "command": "serve"})
+    MemberProposal.objects.create(name="word-of-proposal", text=text, digest="0" * 64, source="word-of-proposal")
     world.ids = {**_belongings(notes, "add", olga), "secret": secret.pk}
     world.hidden_ids = {**_belongings(hidden, "word-of-hidden-tool", olga), "secret": secret.pk}
     return world

@@ -80,4 +80,11 @@ def add_call(member: GuildMember, tool: str = "echo", **values: Any) -> Call:
     return Call.objects.create(member=member, tool_name=tool, **{**defaults, **values})
 
 
-EXAMPLES: dict[str, Any] = {"name": "example", "node": "main", "tool": "echo", "pk": 1}
+EXAMPLES: dict[str, Any] = {
+    "name": "example",
+    "proposal": "nobody",
+    "secret": "nobody",
+    "node": "main",
+    "tool": "echo",
+    "pk": 1,
+}

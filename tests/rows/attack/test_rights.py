@@ -31,7 +31,8 @@ SAFE = ("GET", "HEAD", "OPTIONS")
 ROWS_OF_A_MEMBER = re.compile(r"<[^>]*(_id|name|pk)>")
 # Values for the parameters of routes that are not ids of rows.
 WORDS_OF_ROUTES = {"verb": "stop", "form": "jsonl", "content_type_id": "1", "part": "activity", "node": "main"} | {
-    "secret": "word-of-secret-name"
+    "secret": "word-of-secret-name",
+    "proposal": "word-of-proposal",
 }
 PARTS = {"agent": "transcript", "token": "use"}
 BODIES = {
@@ -40,6 +41,8 @@ BODIES = {
     "/api/agents/<int:pk>/messages/": {"prompt": "hello"},
     "/api/members/<str:name>/move/": {"node": "main"},
     "/api/members/<str:name>/contracts/approve/": {"all": True},
+    "/api/members/": {"source": "npx -y word-of-source"},
+    "/api/proposals/<str:proposal>/approve/": {"digest": "0" * 63},
 }
 
 

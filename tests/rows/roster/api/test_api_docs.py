@@ -34,7 +34,7 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
     member, call, agent = "/api/members/{name}/", "/api/calls/{id}/", "/api/agents/{id}/"
     assert paths == {
         "/api/roster/": {"get"},
-        "/api/members/": {"get"},
+        "/api/members/": {"get", "post"},
         member: {"get"},
         **{f"{member}{verb}/": {"post"} for verb in MEMBER_VERBS},
         f"{member}logs/": {"get"},
@@ -53,6 +53,9 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         **{f"/api/nodes/{{node}}/{verb}/": {"post"} for verb in NODE_VERBS},
         "/api/nodes/{node}/remove/": {"post"},
         "/api/nodes/rebalance/": {"post"},
+        "/api/proposals/": {"get"},
+        "/api/proposals/{proposal}/": {"get", "delete"},
+        "/api/proposals/{proposal}/approve/": {"post"},
         "/api/secrets/": {"get"},
         "/api/secrets/{secret}/": {"get", "put", "delete"},
         "/api/calls/": {"get"},
@@ -116,6 +119,7 @@ def test_the_index_has_links_to_all_parts(as_alice: Client) -> None:
         "calls",
         "tokens",
         "agents",
+        "proposals",
         "secrets",
         "audit",
         "docs",

@@ -1,0 +1,129 @@
+"""Proposed members over REST: propose, look at, approve, discard. Nothing runs before an approval."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from django.contrib.auth.models import User
+from rest_framework import serializers, status
+from rest_framework.generics import ListAPIView
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from mcp_runtime.control import proposals
+from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
+from roster.api.described import extend_schema
+from roster.api.permissions import MayApproveMembers
+from roster.models import MemberProposal
+from roster.proposals import described
+
+MAX_SOURCE = 262_144
+
+
+class InputSerializer(serializers.Serializer[Any]):
+    secret = serializers.CharField(help_text="The name of the secret.")
+    label = serializers.CharField(  # type: ignore[assignment]
+        help_text="The name of the variable or input in the source."
+    )
+    description = serializers.CharField()
+    options = serializers.ListField(child=serializers.CharField())
+
+
+class ProposalSerializer(serializers.Serializer[Any]):
+    """A proposed member. It contains references to secrets, and never their values."""
+
+    name = serializers.CharField()
+    digest = serializers.CharField(help_text="The SHA-256 of guild-member.json. An approval is for this digest.")
+    source = serializers.CharField(help_text="What the member was read from, such as mcp.json of VS Code.")  # type: ignore[assignment]
+    version = serializers.CharField()
+    argv = serializers.ListField(child=serializers.CharField(), help_text="The program and its arguments.")
+    command_line = serializers.CharField(help_text="argv in one line, quoted as for a shell.")
+    env = serializers.DictField(child=serializers.CharField())
+    url = serializers.CharField(help_text="The address of a remote server. Empty for a program.")
+    headers = serializers.DictField(child=serializers.CharField())
+    sandbox = serializers.CharField()
+    missing_secrets = serializers.ListField(
+        child=serializers.CharField(), help_text="Secrets that somebody must set before the approval."
+    )
+    inputs = InputSerializer(many=True)
+    notes = serializers.ListField(child=serializers.CharField(), help_text="What to know before the approval.")
+    manifest = serializers.DictField(help_text="The content of guild-member.json.")
+
+    def to_representation(self, instance: Any) -> dict[str, Any]:
+        return described(instance)
+
+
+class ProposedSerializer(serializers.Serializer[Any]):
+    source = serializers.CharField()  # type: ignore[assignment]
+    proposals = ProposalSerializer(many=True)
+    refused = serializers.ListField(
+        child=serializers.CharField(), help_text="Why other servers of the source cannot be members."
+    )
+
+
+class ProposalBody(Strict):
+    source = serializers.CharField(  # type: ignore[assignment]
+        max_length=MAX_SOURCE,
+        trim_whitespace=False,
+        help_text="The configuration of a client in JSON or TOML, a command line, or a url.",
+    )
+    name = serializers.CharField(required=False, default="", allow_blank=True, help_text="For a single server.")
+
+
+class ApprovalBody(Strict):
+    digest = serializers.CharField(max_length=64, help_text="That of the proposal which you have seen.")
+
+
+PROPOSE = extend_schema(
+    operation_id="members_propose",
+    request=ProposalBody,
+    responses={201: ProposedSerializer, 400: REFUSED, 403: REFUSED, 409: REFUSED},
+)
+
+
+def propose(request: Request) -> Response:
+    """Propose the members that the source describes."""
+    body = body_of(ProposalBody, request.data)
+    reading, rows = proposals.propose(body["source"], cast(User, request.user), name=body["name"])
+    refused = [str(refusal) for refusal in reading.refusals]
+    values = {"source": reading.source, "proposals": [described(row) for row in rows], "refused": refused}
+    return Response(values, status=status.HTTP_201_CREATED)
+
+
+class ProposalsView(HallView, ListAPIView[MemberProposal]):
+    """The proposed members that nobody has approved yet."""
+
+    serializer_class = ProposalSerializer
+    pagination_class = NewestFirst
+    queryset = MemberProposal.objects.filter(approved_at=None)
+    permission_classes = (IsAuthenticated, MayApproveMembers)
+
+
+class ProposalView(HallView):
+    permission_classes = (IsAuthenticated, MayApproveMembers)
+
+    @extend_schema(responses={200: ProposalSerializer, 403: REFUSED, 404: REFUSED})
+    def get(self, request: Request, proposal: str) -> Response:
+        """A proposed member, with everything that an approval is about."""
+        return Response(described(proposals.find_proposal(proposal)))
+
+    @extend_schema(responses={204: None, 403: REFUSED, 404: REFUSED})
+    def delete(self, request: Request, proposal: str) -> Response:
+        """Discard it, and delete the secrets that came with it."""
+        proposals.discard(proposal)
+        return Response(status=status.HTTP_204_NO_CONTENT)
+
+
+class ApprovalView(HallView):
+    permission_classes = (IsAuthenticated, MayApproveMembers)
+
+    @extend_schema(
+        request=ApprovalBody,
+        responses={202: ProposalSerializer, 400: REFUSED, 403: REFUSED, 404: REFUSED, 409: REFUSED},
+    )
+    def post(self, request: Request, proposal: str) -> Response:
+        """Approve it. The runtime creates the folder of the member, and starts it."""
+        digest = body_of(ApprovalBody, request.data)["digest"]
+        row = proposals.approve(proposal, digest, cast(User, request.user))
+        return Response(described(row), status=status.HTTP_202_ACCEPTED)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from roster.models import GuildMember, MemberProposal, Secret
+from tests.support.api import client_of
+
+pytestmark = pytest.mark.django_db
+
+CANARY = "canary-4711-abc"
+SOURCE = json.dumps(
+    {
+        "mcpServers": {
+            "notes": {"command": "serve", "args": ["a b"], "env": {"API_KEY": CANARY}},
+            "box": {"command": "docker", "args": ["run"]},
+        }
+    }
+)
+
+
+@pytest.fixture(autouse=True)
+def key_path(settings: Any, tmp_path: Path) -> None:
+    settings.GUILD_HALL_SECRETS_KEY_FILE = tmp_path / "secrets-key"
+
+
+@pytest.fixture
+def admin(db: None) -> Client:
+    return client_of(User.objects.create_superuser("root"))
+
+
+def post(client: Client, address: str, **body: Any) -> tuple[int, dict[str, Any]]:
+    response = client.post(address, body, content_type="application/json")
+    assert CANARY not in response.content.decode()
+    return response.status_code, response.json()
+
+
+def test_a_source_is_proposed_approved_and_no_response_has_its_secret(admin: Client) -> None:
+    status, answer = post(admin, "/api/members/", source=SOURCE)
+    (proposal,) = answer["proposals"]
+    assert (status, proposal["argv"], proposal["command_line"]) == (201, ["serve", "a b"], "serve 'a b'")
+    assert proposal["env"] == {"API_KEY": "${secret:notes-API_KEY}"}
+    assert "containers" in answer["refused"][0]
+    assert admin.get("/api/proposals/").json()["results"] == [proposal]
+    assert admin.get("/api/proposals/notes/").json() == proposal
+    status, approved = post(admin, "/api/proposals/notes/approve/", digest=proposal["digest"])
+    assert (status, approved["digest"]) == (202, proposal["digest"])
+    assert MemberProposal.objects.get().approved_by == User.objects.get()
+    assert admin.get("/api/proposals/").json()["results"] == []
+    assert GuildMember.objects.count() == 0  # the runtime adds it
+
+
+def test_an_approval_of_what_nobody_saw_is_refused(admin: Client) -> None:
+    post(admin, "/api/members/", source=SOURCE)
+    status, answer = post(admin, "/api/proposals/notes/approve/", digest="0" * 64)
+    assert (status, answer["code"]) == (409, "refused")
+    assert "another digest" in answer["error"]
+    assert post(admin, "/api/proposals/notes/approve/")[0] == 400
+
+
+def test_a_discarded_proposal_is_gone_with_its_secrets(admin: Client) -> None:
+    post(admin, "/api/members/", source=SOURCE)
+    assert admin.delete("/api/proposals/notes/").status_code == 204
+    assert Secret.objects.count() == 0
+    answer = admin.get("/api/proposals/notes/")
+    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_proposal")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        ({"source": "docker run x"}, 400, "containers"),
+        ({"source": SOURCE, "name": "x"}, 400, "leave the name out"),
+        ({"source": ""}, 400, "blank"),
+        ({}, 400, "required"),
+        ({"source": "npx a", "sandbox": "off"}, 400, "unknown"),
+        ({"source": " " * 300_000}, 400, "262144"),
+        ({"source": "npx a\ud800"}, 400, ""),
+    ],
+)
+def test_what_cannot_be_proposed_is_refused(admin: Client, body: dict[str, Any], status: int, word: str) -> None:
+    actual, answer = post(admin, "/api/members/", **body)
+    assert actual == status
+    assert word in answer["error"]
+    assert MemberProposal.objects.count() == 0
+
+
+def test_who_may_only_see_members_proposes_nothing(as_bob: Client) -> None:
+    status, answer = post(as_bob, "/api/members/", source=SOURCE)
+    assert status == 403
+    assert "roster.approve_member" in answer["error"]
+    assert as_bob.get("/api/proposals/").status_code == 403
+    assert as_bob.get("/api/members/").status_code == 200
