@@ -102,6 +102,16 @@ def missing_secrets(proposal: MemberProposal) -> list[str]:
     return sorted(names - set(Secret.objects.filter(name__in=names).values_list("name", flat=True)))
 
 
+def folder_faults() -> list[str]:
+    """Why approved members have no folder on some node, one sentence for each."""
+    return [
+        f"The approved member {row.name} has no folder on node {node}: {fault}."
+        for row in MemberProposal.objects.exclude(approved_at=None)
+        for node, fault in sorted(row.nodes.items())
+        if fault
+    ]
+
+
 def _store(source: str, draft: Draft, by: User | None) -> MemberProposal:
     for secret, value in draft.secrets.items():
         set_secret(secret, value, by)

@@ -83,6 +83,8 @@ GET   /admin/roster/guildmember/<int:member_id>/move/   control_member          
 POST  /admin/roster/guildmember/<int:member_id>/move/   control_member                            200  403
 GET   /admin/roster/guildmember/<int:member_id>/changes/ CHANGES_OF_MEMBER                        200  403
 POST  /admin/roster/guildmember/<int:member_id>/changes/ CHANGES_OF_MEMBER                        302  403
+GET   /admin/roster/guildmember/proposals/              approve_member                            200  403
+POST  /admin/roster/guildmember/proposals/              approve_member                            302  403
 GET   /admin/roster/guildmember/<int:member_id>/secrets/ SECRETS_OF_MEMBER                        200  403
 POST  /admin/roster/guildmember/<int:member_id>/secrets/ SECRETS_OF_MEMBER                        302  403
 POST  /admin/roster/guildmember/<int:member_id>/do/<slug:verb>/ control_member                  302  403

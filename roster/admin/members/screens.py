@@ -26,6 +26,7 @@ from roster.admin import live, present
 from roster.admin.members import page
 from roster.admin.members.contracts import ContractsScreen
 from roster.admin.members.moves import MoveScreen
+from roster.admin.members.proposals import ProposalsScreen
 from roster.admin.members.roster import RosterScreen
 from roster.admin.members.secrets import SecretsScreen
 from roster.admin.members.verbs import (
@@ -95,7 +96,7 @@ def _names_of(member: Any) -> str:
 
 
 @admin.register(GuildMember)
-class MemberAdmin(MoveScreen, SecretsScreen, ContractsScreen, RosterScreen):
+class MemberAdmin(MoveScreen, ProposalsScreen, SecretsScreen, ContractsScreen, RosterScreen):
     member_name = "name"
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "desired_state", "short_error"]
     list_filter = [ShownStatusFilter, "enabled", "desired_state", FolderFilter]
