@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, User
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete
 from django.dispatch import receiver
 
-from roster.models import Call, GuildMember, Hall, MemberGroup, Token
+from roster.models import Call, GuildMember, Hall, MemberGroup, Token, ToolSet, ToolSetGroup
 
 # A login saves only the field `last_login` of the user, which changes no access.
 USER_FIELDS = {"is_active", "is_superuser", "username"}
@@ -22,11 +22,14 @@ LINKS = (
     GuildMember.groups.through,
     Token.members.through,
     Token.tools.through,
+    ToolSet.groups.through,
 )
 
 
 @receiver([post_save, post_delete], sender=Token)
 @receiver([post_save, post_delete], sender=MemberGroup)
+@receiver([post_save, post_delete], sender=ToolSet)
+@receiver([post_save, post_delete], sender=ToolSetGroup)
 @receiver([post_delete], sender=User)
 @receiver([post_delete], sender=Group)
 @receiver([pre_delete], sender=GuildMember)  # before the deletion, see Hall.note_access_change

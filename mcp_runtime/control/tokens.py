@@ -17,25 +17,27 @@ from mcp_runtime.agents import transitions as agent_transitions
 from mcp_runtime.calls import transitions
 from mcp_runtime.control.members import find_member, find_tool
 from mcp_runtime.control.notify import notify_runtime
+from mcp_runtime.control.tool_sets import find_tool_set
 from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.security.access import Principal
-from roster.models import AuditEntry, GuildMember, Token, TokenLimit, Tool
+from roster.models import AuditEntry, GuildMember, Token, TokenLimit, Tool, ToolSet
 
 MAX_TOKEN_NAME = Token._meta.get_field("name").max_length or 0
 
 
 @dataclass(frozen=True)
 class NewToken:
-    """The values of a new token. Without `members` and `tools` it has the scope of its creator.
+    """The values of a new token. Without `members`, `tools` and `tool_set` it has the scope of its creator.
 
-    Each tool is (member, tool). `limits` are by the names in Token.LIMITS. A limit that is None or missing is the
-    default of all tokens.
+    Each tool is (member, tool), and `tool_set` a name. `limits` are by the names in Token.LIMITS. A limit that is None
+    or missing is the default of all tokens.
     """
 
     name: str = ""
     members: Sequence[str] = ()
     tools: Sequence[tuple[str, str]] = ()
+    tool_set: str = ""
     expires_at: datetime | None = None
     limits: Mapping[str, int | None] = field(default_factory=dict)
 
@@ -46,14 +48,15 @@ def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[Token, s
     A token that is created with a token inherits its scope, end and limits, unless `new` has its own. Raises
     NotAllowedError if it would have more rights than `maker`, RequestRefusedError for values that are not possible.
     """
-    if new.members and new.tools:
-        raise RequestRefusedError("a token is for some members or for some tools; give one of them")
+    if sum(map(bool, (new.members, new.tools, new.tool_set))) > 1:
+        raise RequestRefusedError("a token is for some members, for some tools or for a tool set; give one of them")
     if len(new.name) > MAX_TOKEN_NAME:
         raise RequestRefusedError(f"the name of a token may have {MAX_TOKEN_NAME} characters at most")
     if new.expires_at is not None and new.expires_at <= timezone.now():
         raise RequestRefusedError("the token would expire before it is made")
     limits = {limit.name: _limit(limit, new.limits.get(limit.name), maker) for limit in Token.LIMITS}
-    members, tools, scope = _scope(new, maker)
+    tool_set = _tool_set(new, maker)
+    members, tools, scope = ([], [], Token.Scope.TOOLS) if tool_set else _scope(new, maker)
     with short_transaction():
         row, token = Token.make(
             user=user,
@@ -61,6 +64,7 @@ def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[Token, s
             scope=scope,
             members=members,
             tools=tools,
+            tool_set=tool_set,
             expires_at=_earlier(new.expires_at, maker),
             made_with_id=maker.token_id,
             **limits,
@@ -75,11 +79,24 @@ def _details(row: Token, members: Sequence[GuildMember], tools: Sequence[Tool]) 
         "scope": str(row.scope),
         "members": [member.name for member in members],
         "tools": [f"{tool.member.name}/{tool.name}" for tool in tools],
+        "tool_set": row.tool_set and row.tool_set.name,
         "expires_at": row.expires_at,
         "created_with_token": row.made_with and row.made_with.hint,
         **row.own_limits,
     }
     return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+def _tool_set(new: NewToken, maker: Principal) -> ToolSet | None:
+    """The tool set for which the token is, also if its creator is for one. None for another scope."""
+    if maker.tool_set is None:
+        if new.tool_set and maker.is_narrowed:
+            raise NotAllowedError("A token for some members or tools cannot create a token for a tool set.")
+        return find_tool_set(new.tool_set, maker) if new.tool_set else None
+    if new.members or new.tools or new.tool_set not in ("", maker.tool_set):
+        text = f"A token for the tool set {maker.tool_set!r} can only create tokens for the same set."
+        raise NotAllowedError(text)
+    return find_tool_set(maker.tool_set, maker)
 
 
 def _scope(new: NewToken, maker: Principal) -> tuple[list[GuildMember], list[Tool], Token.Scope]:

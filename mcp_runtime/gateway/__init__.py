@@ -4,6 +4,7 @@
     /mcp?members=a,b        the same, for these members only
     /mcp/<member>           one member, with its own names
     /agents/<id>/mcp        the members of an agent
+    /sets/<tool set>/mcp    the members and tools of a tool set, with its names and descriptions
 
 A module imports only modules that stand further down in this list. A request takes the same way:
 
@@ -31,6 +32,7 @@ A module imports only modules that stand further down in this list. A request ta
     call_rows               inserts calls as rows
     auth, programs          principals by token; the client programs that used each token
     catalog, outbox         the catalog in memory; the messages that wait on one open stream
+    tool_sets               the tool sets in memory
     envelope, seals         reads only the outermost object of a message; ids that only one client can use
     session_rows            stores what the ids of sessions do not contain
 """

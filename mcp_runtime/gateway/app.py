@@ -41,13 +41,15 @@ MAX_ID = 18  # digits
 MAX_UNAUTHENTICATED_BYTES = 65_536  # bytes of a message that is read before its sender is authenticated
 MAX_AGENTS = 1_000  # agents whose members are cached
 AGENT_SECONDS = 5.0
-NOTHING_HERE = "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>."
+NOTHING_HERE = (
+    "Nothing is here: the gateway is at /mcp, each member at /mcp/<member>, each tool set at /sets/<name>/mcp."
+)
 NO_OAUTH = (
     "Guild Hall has no OAuth. Clients look for it after a request without a token, or with one that is unknown, "
     "revoked or expired. Send a valid token: Authorization: Bearer gh_... manage.py create_token USER creates one."
 )
 EVERYTHING = Place("/mcp", Selection())
-PATHS = ("/mcp", "/mcp/<member>", "/agents/<agent>/mcp")  # each also with a trailing slash
+PATHS = ("/mcp", "/mcp/<member>", "/agents/<agent>/mcp", "/sets/<tool_set>/mcp")  # each also with a trailing slash
 VERBS = ("GET", "POST", "DELETE")
 _PATH = re.compile("|".join(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", path) + "/?" for path in PATHS))
 
@@ -122,7 +124,7 @@ class App:
         if not query and match.lastgroup is None:
             return EVERYTHING
         query_params = _parse_query(query)
-        if unknown_params := query_params.keys() - (set() if match["member"] or match["agent"] else {"members"}):
+        if unknown_params := query_params.keys() - ({"members"} if match.lastgroup is None else set()):
             text = f"unknown query parameter {min(unknown_params)[:100]!r}; a token goes into the Authorization header"
             raise Refusal(400, MethodError(INVALID_REQUEST, text))
         if member := match["member"]:
@@ -136,6 +138,8 @@ class App:
             if agent_members is None:
                 raise Refusal(404, MethodError(INVALID_REQUEST, f"there is no agent {agent[:100]!r}"))
             return Place(f"/agents/{agent}/mcp", Selection(agent_members))
+        if tool_set := match["tool_set"]:
+            return await self._place_of_set(tool_set, principal)
         if not query_params:
             return EVERYTHING
         names = frozenset(name for value in query_params["members"] for name in value.split(",") if name)
@@ -143,6 +147,15 @@ class App:
         if missing := [name for name in names if name not in members or not principal.may_see(name)]:
             raise Refusal(404, MethodError(INVALID_REQUEST, _no_member(min(missing), principal)))
         return Place(f"/mcp?members={','.join(sorted(names))}", Selection(names))
+
+    async def _place_of_set(self, name: str, principal: Principal) -> Place:
+        if name not in self._members.roster.tool_sets:
+            await self._members.reload_for_unknown_name()
+        selection = self._members.roster.selection_of_set(name)
+        if selection is None or not principal.may_use_set(name):
+            text = f"tool set {name[:100]!r} not found: it is unknown, or {principal.name} may not use it"
+            raise Refusal(404, MethodError(INVALID_REQUEST, text))
+        return Place(f"/sets/{name}/mcp", selection)
 
     async def _members_of_agent(self, agent: str, principal: Principal) -> frozenset[str] | None:
         """Return the members of an agent, cached for AGENT_SECONDS.

@@ -79,6 +79,7 @@ class FinishedCall:
     version: str = ""  # of the tool, if the catalog has it
     size: int = 0  # bytes of the request
     program: Program = NAMELESS
+    tool_set: str = ""  # at whose address it was called
     started_at: float = field(default_factory=time.time)
     finished_at: float = 0.0
     body: bytes = b""
@@ -329,6 +330,7 @@ class Recorder:
             "member_id": call.member_id,
             "tool_name": jsonrpc.storable(call.tool[:255]),
             "tool_version": call.version,
+            "tool_set": call.tool_set or None,
             "arguments": arguments,
             "timeout": call.timeout,
             "source": SOURCE,

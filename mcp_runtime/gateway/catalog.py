@@ -14,7 +14,11 @@ from django.db.models import Q, TextField
 from django.db.models.functions import Cast
 
 from mcp_runtime.client import quick_json
+from mcp_runtime.gateway import tool_sets
+from mcp_runtime.gateway.tool_sets import OfferedSet
 from mcp_runtime.members import contracts
+from mcp_runtime.members.tool_sets import Entry as SetEntry
+from mcp_runtime.members.tool_sets import listing
 from mcp_runtime.protocol import mcp
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.access import Principal
@@ -133,12 +137,24 @@ class OfferedMember:
 
 @dataclass(frozen=True)
 class Selection:
-    """The members that an address selects. None selects all. The principal decides which of them a token may use."""
+    """The members that an address selects. None selects all. The principal decides which of them a token may use.
+
+    At the address of a tool set, `members` are those that are in it as a whole. It may also have tools of others.
+    """
 
     members: frozenset[str] | None = None
+    tool_set: str = ""
 
     def has(self, member: str) -> bool:
+        """Return whether everything of the member is selected, with prompts and resources."""
         return self.members is None or member in self.members
+
+    def tool(self, roster: Roster, name: str) -> OfferedTool | None:
+        """Return the selected tool that has this name at this address."""
+        if self.tool_set:
+            return roster.tools_of_set(self.tool_set).get(name, (None,))[0]
+        tool = roster.tools.get(name)
+        return tool if self.members is None or tool is None or tool.member in self.members else None
 
 
 @dataclass(frozen=True)
@@ -154,6 +170,7 @@ class Place:
     is_forwarded: bool = False
 
 
+SetTool = tuple[OfferedTool, SetEntry]
 ListKey = tuple[str, int, Selection]  # kind, `id()` of the principal, selection
 
 
@@ -205,6 +222,8 @@ class Roster:
     tools: Mapping[str, OfferedTool] = field(default_factory=dict)  # by listed name
     held: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # member and own name of held tools, likewise
     extras: Mapping[str, Extras] = field(default_factory=dict)  # by member
+    tool_sets: Mapping[str, OfferedSet] = field(default_factory=dict)
+    _set_tools: dict[str, Mapping[str, SetTool]] = field(default_factory=dict, init=False, compare=False, repr=False)
     _lists: _Lists = field(default_factory=_Lists, init=False, compare=False, repr=False)
 
     def tools_for(self, principal: Principal, selection: Selection) -> list[OfferedTool]:
@@ -213,6 +232,37 @@ class Roster:
             tool
             for tool in self.tools.values()
             if selection.has(tool.member) and not tool.needs_task and principal.may_invoke(tool.member, tool.name)
+        ]
+
+    def selection_of_set(self, name: str) -> Selection | None:
+        """Return what the tool set selects now, or None if there is no such set."""
+        tool_set = self.tool_sets.get(name)
+        return None if tool_set is None else Selection(tool_set.whole_members, name)
+
+    def tools_of_set(self, name: str) -> Mapping[str, SetTool]:
+        """Return all tools of the set by their names in it, each with its entry. The set may have been deleted."""
+        tools = self._set_tools.get(name)
+        if tools is None:
+            tool_set = self.tool_sets.get(name)
+            entries = tool_set.entries if tool_set else ()
+            members = {entry.member for entry in entries} & self.members.keys()
+            listed = listing(entries, {member: self.members[member].tools for member in members}).entries
+            tools = {
+                listed_name: (self.members[entry.member].tools[entry.tool], entry)
+                for listed_name, entry in listed.items()
+            }
+            if tool_set is not None:
+                self._set_tools[name] = tools
+        return tools
+
+    def _definitions_in_set(self, name: str, principal: Principal) -> list[bytes]:
+        """Return the definitions of the tools that this client may call, as the set lists them."""
+        return [
+            tool.listed_json
+            if listed_name == tool.listed_name and not entry.new_description
+            else tool_sets.with_new_texts(tool.listed_json, listed_name, entry.new_description)
+            for listed_name, (tool, entry) in self.tools_of_set(name).items()
+            if not tool.needs_task and principal.may_invoke(tool.member, tool.name)
         ]
 
     def list_of(self, kind: str, principal: Principal, selection: Selection) -> bytes:
@@ -234,6 +284,8 @@ class Roster:
         return cached_list
 
     def _entries(self, kind: str, principal: Principal, selection: Selection) -> Iterable[bytes]:
+        if kind == "tools" and selection.tool_set:
+            return self._definitions_in_set(selection.tool_set, principal)
         if kind == "tools":
             return [tool.listed_json for tool in self.tools_for(principal, selection)]
         names = [name for name in self.members if selection.has(name) and principal.may_use_all(name)]
@@ -359,7 +411,7 @@ def load(before: Roster) -> Roster:
     members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk]), held[row.pk]) for row in rows}
     held_names = {mcp.qualified_name(names[pk], name): (names[pk], name) for pk in held for name in held[pk]}
     by_listed_name = {tool.listed_name: tool for member in members.values() for tool in member.tools.values()}
-    return Roster(members, by_listed_name, held_names, _load_extras(names, before.extras))
+    return Roster(members, by_listed_name, held_names, _load_extras(names, before.extras), tool_sets.load())
 
 
 def _load_extras(names: Mapping[int, str], before: Mapping[str, Extras]) -> dict[str, Extras]:

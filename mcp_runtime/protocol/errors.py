@@ -34,7 +34,7 @@ McpRuntimeError
     NotAllowedError                    access, but not to this
     TooManyCallsError(retry_after)     more calls than the token may make
   RequestRefusedError                  a request or call that the hall does not accept
-    UnknownMemberError  UnknownToolError  UnknownSecretError  UnknownProposalError
+    UnknownMemberError  UnknownToolError  UnknownSecretError  UnknownProposalError  UnknownToolSetError
     MemberDisabledError  ToolDisabledError
     ToolHeldError(member, tool, reason)  UnknownContractError
     InvalidArgumentsError(path, reason)
@@ -411,6 +411,10 @@ class UnknownSecretError(RequestRefusedError):
 
 class UnknownProposalError(RequestRefusedError):
     """Nobody proposes a member with this name, or it is approved already."""
+
+
+class UnknownToolSetError(RequestRefusedError):
+    """The hall has no tool set with this name."""
 
 
 class UnknownToolError(RequestRefusedError):

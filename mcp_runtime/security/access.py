@@ -49,12 +49,15 @@ class Principal:
     views_members: bool = False  # the permission VIEW_MEMBERS
     views_tools: bool = False  # the permission VIEW_TOOLS
     closed_members: frozenset[str] = frozenset()  # reserved for groups that do not include the user
+    closed_sets: frozenset[str] = frozenset()  # tool sets that are reserved so
     token_id: int | None = None
     token_name: str = ""
     token_hint: str = ""
     expires_at: datetime | None = None
     members: frozenset[str] | None = None  # the members in the token's scope. None means all members
     tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
+    # If the token's scope is this tool set, both `members` and `tools` say what is in it. It may use either.
+    tool_set: str | None = None
     limits: Limits = NO_LIMITS
 
     @property
@@ -73,7 +76,12 @@ class Principal:
 
     @cached_property
     def _members_of_tools(self) -> frozenset[str]:
-        return frozenset(member for member, _ in self.tools or ())
+        return frozenset(member for member, _ in self.tools or ()) | self._whole_members
+
+    @cached_property
+    def _whole_members(self) -> frozenset[str]:
+        """The members that are as a whole in the tool set that is the token's scope."""
+        return self.members if self.tool_set is not None and self.members is not None else frozenset()
 
     def reaches(self, member: str) -> bool:
         """Whether the member exists for this principal. Checks groups and the token's scope, but no permissions."""
@@ -87,8 +95,12 @@ class Principal:
         if not self.invokes or member in self.closed_members:
             return False
         if self.tools is not None:
-            return (member, tool) in self.tools
+            return (member, tool) in self.tools or member in self._whole_members
         return self.members is None or member in self.members
+
+    def may_use_set(self, name: str) -> bool:
+        """Whether the address of the tool set exists for this principal. It shows only tools that it may call."""
+        return name not in self.closed_sets and self.tool_set in (None, name)
 
     def may_see(self, member: str) -> bool:
         """Whether any tool of the member may be called."""
@@ -96,7 +108,7 @@ class Principal:
 
     def may_use_all(self, member: str) -> bool:
         """Whether all of the member may be used, with resources and prompts. False for a scope of single tools."""
-        return self.may_see(member) and self.tools is None
+        return self.may_see(member) and (self.tools is None or member in self._whole_members)
 
     def may_control(self, member: str) -> bool:
         """Whether the member may be started and stopped, and it and its tools switched. Not with a scope of tools."""
@@ -122,7 +134,7 @@ class Principal:
 
     def may_view_figures(self, member: str, tool: str = "") -> bool:
         """Whether statistics of the member, or of one of its tools, are shown. They count the calls of all users."""
-        if self.tools is not None and (member, tool) not in self.tools:
+        if self.tools is not None and (member, tool) not in self.tools and not (tool and member in self._whole_members):
             return False
         return self.reaches(member) and (self.views_tools or self.views_calls if tool else self.views_figures)
 
@@ -164,8 +176,13 @@ def require_anything(principal: Principal) -> None:
     reasons = []
     if not principal.invokes:
         reasons.append(f"this needs the permission {INVOKE}, which user {principal.name!r} does not have")
-    if principal.members == frozenset() or principal.tools == frozenset():
-        reasons.append(f"{_token(principal)} is for members or tools that have all left the hall")
+    scope = [part for part in (principal.members, principal.tools) if part is not None]
+    if scope and not any(scope):
+        if principal.tool_set is None:
+            reasons.append(f"{_token(principal)} is for members or tools that have all left the hall")
+        else:
+            tool_set = f"the tool set {principal.tool_set!r}"
+            reasons.append(f"{_token(principal)} is for {tool_set}, which is empty or reserved for others")
     if reasons:
         raise NotAllowedError(_sentences(reasons))
 
@@ -231,6 +248,10 @@ def _lacks(principal: Principal, permission: str, has_it: bool, member: str, too
         reasons.append(f"this needs the permission {permission}, which user {principal.name!r} does not have")
     if member in principal.closed_members:
         reasons.append(f"member {member!r} is reserved for groups, and user {principal.name!r} is in none of them")
+    if principal.tool_set is not None:
+        if not (principal.may_use_all(member) if tool is None else principal.may_invoke(member, tool)):
+            reasons.append(f"{_token(principal)} is for the tool set {principal.tool_set!r} alone")
+        return reasons
     if principal.members is not None and member not in principal.members:
         reasons.append(f"{_token(principal)} is for these members alone: {_names(principal.members)}")
     if principal.tools is not None and (tool is None or (member, tool) not in principal.tools):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.security.access import CONTROL, INVOKE, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import GuildMember, Hall, Token
+from roster.models import GuildMember, Hall, Token, ToolSet, ToolSetEntry, ToolSetGroup
 
 # How exact `last_used_at` is.
 TOUCH_SECONDS = 60.0
@@ -143,6 +143,7 @@ def _principals_of(tokens: Collection[Token]) -> dict[int, Principal]:
         tool_links = Token.tools.through.objects.filter(token__in=narrowed)
         for token_id, member, tool in tool_links.values_list("token_id", "tool__member__name", "tool__name"):
             tools[token_id].add((member, tool))
+    names_of_sets = _add_tool_sets(tokens, rights, members, tools)
     return {
         token.pk: _principal(
             token.user,
@@ -151,12 +152,38 @@ def _principals_of(tokens: Collection[Token]) -> dict[int, Principal]:
             token_name=token.name,
             token_hint=token.hint,
             expires_at=token.expires_at,
-            members=frozenset(members[token.pk]) if token.scope == Token.Scope.MEMBERS else None,
+            members=frozenset(members[token.pk])
+            if token.scope == Token.Scope.MEMBERS or token.pk in names_of_sets
+            else None,
             tools=frozenset(tools[token.pk]) if token.scope == Token.Scope.TOOLS else None,
+            tool_set=names_of_sets.get(token.pk),
             limits=Limits(**{limit.name: limit.of(token) for limit in Token.LIMITS}),
         )
         for token in tokens
     }
+
+
+def _add_tool_sets(
+    tokens: Iterable[Token],
+    rights: Mapping[int, _Rights],
+    members: dict[int, set[str]],
+    tools: dict[int, set[tuple[str, str]]],
+) -> dict[int, str]:
+    """Add what is in the tool set of each token, unless its user may not use the set. Return the names of the sets."""
+    owners = {token.pk: (token.tool_set_id, token.user_id) for token in tokens if token.scope == Token.Scope.TOOLS}
+    sets = {pk: (set_id, user_id) for pk, (set_id, user_id) in owners.items() if set_id is not None}
+    if not sets:
+        return {}
+    names = dict(ToolSet.objects.filter(pk__in={set_id for set_id, _ in sets.values()}).values_list("pk", "name"))
+    entries: dict[int, list[tuple[str, str]]] = defaultdict(list)
+    rows = ToolSetEntry.objects.filter(tool_set__in=names).order_by()
+    for set_id, member, tool in rows.values_list("tool_set_id", "member__name", "tool_name"):
+        entries[set_id].append((member, tool))
+    for token_id, (set_id, user_id) in sets.items():
+        if names.get(set_id) not in rights[user_id].closed_sets:
+            members[token_id] |= {member for member, tool in entries[set_id] if not tool}
+            tools[token_id] |= {(member, tool) for member, tool in entries[set_id] if tool}
+    return {token_id: names[set_id] for token_id, (set_id, _) in sets.items() if set_id in names}
 
 
 def _is_good(token: Token) -> bool:
@@ -186,6 +213,7 @@ class _Rights:
 
     permissions: frozenset[str]
     closed_members: frozenset[str] = frozenset()
+    closed_sets: frozenset[str] = frozenset()
 
 
 _ALL_RIGHTS = _Rights(frozenset({INVOKE, CONTROL, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS}))  # a superuser's
@@ -215,9 +243,15 @@ def _rights_of(users: Iterable[User]) -> dict[int, _Rights]:
     reserved: dict[str, set[int]] = defaultdict(set)
     for member, group_id in GuildMember.objects.exclude(groups=None).values_list("name", "groups__id"):
         reserved[member].add(group_id)
+    reserved_sets: dict[str, set[int]] = defaultdict(set)
+    for tool_set, group_id in ToolSetGroup.objects.values_list("tool_set__name", "group_id"):
+        reserved_sets[tool_set].add(group_id)
     for user_id in ids:
-        closed_members = frozenset(member for member, group_ids in reserved.items() if not group_ids & groups[user_id])
-        rights[user_id] = _Rights(frozenset(permissions[user_id]), closed_members)
+        closed = [
+            frozenset(name for name, group_ids in each.items() if not group_ids & groups[user_id])
+            for each in (reserved, reserved_sets)
+        ]
+        rights[user_id] = _Rights(frozenset(permissions[user_id]), *closed)
     return rights
 
 
@@ -231,6 +265,7 @@ def _principal(user: User, rights: _Rights, **of_token: Any) -> Principal:
         views_members=VIEW_MEMBERS in rights.permissions,
         views_tools=VIEW_TOOLS in rights.permissions,
         closed_members=rights.closed_members,
+        closed_sets=rights.closed_sets,
         **of_token,
     )
 

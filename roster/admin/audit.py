@@ -28,8 +28,9 @@ GROUPS_OF_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "tokens": ("tokens", ("token_",)),
     "groups": ("groups", ("group_",)),
     "members": ("members", ("member_",)),
-    "tools": ("tools", ("tool_",)),
     "contracts": ("contracts", ("contract_",)),
+    "tools": ("tools", ("tool_enabled", "tool_disabled")),
+    "tool_sets": ("tool sets", ("tool_set_",)),
     "secrets": ("secrets", ("secret",)),
     "nodes": ("nodes", ("node_",)),
 }

@@ -40,6 +40,7 @@ from mcp_runtime.protocol.errors import (
     UnknownProposalError,
     UnknownSecretError,
     UnknownToolError,
+    UnknownToolSetError,
 )
 from mcp_runtime.rows.database import damage
 from roster.database import AWAY, DAMAGED
@@ -60,6 +61,7 @@ ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
     NotCancellableError: (status.HTTP_409_CONFLICT, "not_cancellable"),
     MemberInUseError: (status.HTTP_409_CONFLICT, "member_in_use"),
     UnknownAgentError: (status.HTTP_404_NOT_FOUND, "unknown_agent"),
+    UnknownToolSetError: (status.HTTP_404_NOT_FOUND, "unknown_tool_set"),
     UnknownSecretError: (status.HTTP_404_NOT_FOUND, "unknown_secret"),
     UnknownNodeError: (status.HTTP_404_NOT_FOUND, "unknown_node"),
     AgentUnavailableError: (status.HTTP_503_SERVICE_UNAVAILABLE, "agent_unavailable"),

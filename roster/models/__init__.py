@@ -18,6 +18,7 @@ from roster.models.roles import Role
 from roster.models.secrets import Secret, SecretUse
 from roster.models.sessions import ClientSession
 from roster.models.tokens import Token, TokenBucket, TokenClient, TokenLimit, TokenShare
+from roster.models.tool_sets import ToolSet, ToolSetEntry, ToolSetGroup
 
 __all__ = [
     "Actor",
@@ -51,5 +52,8 @@ __all__ = [
     "TokenLimit",
     "TokenShare",
     "Tool",
+    "ToolSet",
+    "ToolSetEntry",
+    "ToolSetGroup",
     "act_as_runtime",
 ]

@@ -72,6 +72,9 @@ class Call(QueuedWork):
         db_default="",
         help_text="The version of the tool when the call was made. Empty if the hall did not know the tool.",
     )
+    tool_set = models.CharField(
+        max_length=64, null=True, blank=True, help_text="The name of the tool set at whose address it was called."
+    )
     arguments = JsonField(default=dict)
     timeout = models.FloatField(help_text="The maximum duration of the call in seconds.")
 

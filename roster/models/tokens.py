@@ -16,6 +16,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from roster.models.members import GuildMember, Tool
+from roster.models.tool_sets import ToolSet
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,9 @@ class Token(models.Model):
     class Scope(models.TextChoices):
         ALL = "all", "Everything"
         MEMBERS = "members", "Some members"  # `members` says which
-        TOOLS = "tools", "Some tools"  # `tools` says which; nothing else of their members
+        # `tools` says which, nothing else of their members. Or `tool_set` does, as a whole. A version without tool
+        # sets then finds no tool, and gives no access. It would take an unknown scope for everything.
+        TOOLS = "tools", "Some tools"
 
     LIMITS = (CALLS_PER_MINUTE, MAX_IN_FLIGHT)
     # For `make`. It switches off all limits that can be switched off. The others hold for every token.
@@ -115,6 +118,14 @@ class Token(models.Model):
     scope = models.CharField(max_length=10, choices=Scope.choices, default=Scope.ALL)
     members = models.ManyToManyField(GuildMember, blank=True, related_name="tokens")
     tools = models.ManyToManyField(Tool, blank=True, related_name="tokens")
+    tool_set = models.ForeignKey(
+        ToolSet,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="tokens",
+        help_text="The token is for what is in this tool set, also after changes of the set.",
+    )
     calls_per_minute = CALLS_PER_MINUTE.column()
     max_in_flight = MAX_IN_FLIGHT.column()
 
@@ -158,6 +169,7 @@ class Token(models.Model):
         scope: Scope = Scope.ALL,
         members: Iterable[GuildMember] = (),
         tools: Iterable[Tool] = (),
+        tool_set: ToolSet | None = None,
         made_with_id: int | None = None,
         **limits: int | None,
     ) -> tuple[Token, str]:
@@ -171,6 +183,7 @@ class Token(models.Model):
                 hint=token[:8],
                 expires_at=expires_at,
                 scope=scope,
+                tool_set=tool_set,
                 made_with_id=made_with_id,
                 **limits,
             )

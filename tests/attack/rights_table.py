@@ -296,6 +296,9 @@ GATEWAY_PATHS = """
 /agents/{agent}/mcp      /agents/<agent>/mcp
 /agents/0/mcp            /agents/<agent>/mcp
 /agents/x/mcp            /agents/<agent>/mcp
+/sets/open/mcp           /sets/<tool_set>/mcp    full members tools empty nothing
+/sets/reserved/mcp       /sets/<tool_set>/mcp
+/sets/nobody/mcp         /sets/<tool_set>/mcp
 """
 
 # The status of each verb without a session, for a token that can use the address. Only POST begins a session.

@@ -14,6 +14,8 @@ import pytest
 import requests
 from django.db import connections
 
+from mcp_runtime.control.tool_sets import Entry, Values, create_tool_set
+from mcp_runtime.security.access import OPERATOR
 from roster.models import Call, GuildMember, TokenShare
 from tests.conftest import ROOT, eventually
 from tests.support.agents import GatewayClient, MessageStream, make_token, messages_of, wait_for_roster
@@ -78,10 +80,13 @@ def tools_at(machine: Machine) -> list[str]:
     return GatewayClient(machine, make_token()).begin().tools()
 
 
-@pytest.mark.parametrize(("path", "tool"), [("/mcp", "one__count"), ("/mcp/one", "count")])
+@pytest.mark.parametrize(
+    ("path", "tool"), [("/mcp", "one__count"), ("/mcp/one", "count"), ("/sets/counting/mcp", "next_number")]
+)
 def test_a_session_counts_to_one_hundred_through_three_gateways_in_turn(
     machines: list[Machine], path: str, tool: str
 ) -> None:
+    create_tool_set(Values("counting", entries=[Entry("one", "count", "next_number")]), OPERATOR, None)
     agent = Everywhere(machines, make_token(), path).begin()
     assert [agent.next.text(tool) for _ in range(100)] == [str(number) for number in range(1, 101)]
     other = Everywhere(machines, make_token(), path).begin()

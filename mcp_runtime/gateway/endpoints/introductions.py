@@ -10,6 +10,7 @@ from mcp_runtime.gateway.catalog import OfferedMember, Place, Selection
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Client
 from mcp_runtime.gateway.programs import Program, Programs
+from mcp_runtime.gateway.tool_sets import OfferedSet
 from mcp_runtime.gateway.upstream.routes import Upstream
 from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
 from mcp_runtime.protocol import mcp
@@ -17,6 +18,7 @@ from mcp_runtime.protocol.jsonrpc import object_of
 from mcp_runtime.security.access import Principal
 
 INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
+INSTRUCTIONS_OF_SET = "Tools of several servers. A server that does not run is started by a call."
 
 
 class Introductions:
@@ -71,6 +73,8 @@ class Introductions:
         return introduction | ({"serverInfo": info} if info else {})
 
     def _introduction(self, place: Place) -> dict[str, Any]:
+        if place.selection.tool_set:
+            return self._introduction_of_set(place.selection)
         if place.member is None:
             return {
                 "capabilities": self._capabilities(place.selection),
@@ -83,6 +87,23 @@ class Introductions:
             "serverInfo": {"version": "", **member.server_info, "name": member.server_info.get("name") or member.name},
         }
         return introduction | ({"instructions": member.instructions} if member.instructions else {})
+
+    def _introduction_of_set(self, selection: Selection) -> dict[str, Any]:
+        name = selection.tool_set
+        tool_set = self._members.roster.tool_sets.get(name) or OfferedSet(name)  # it may have been deleted just now
+        capabilities = self._capabilities(selection)
+        # A member sends log messages during calls, also if only some of its tools are in the set.
+        if "logging" in self._capabilities(Selection(tool_set.members)):
+            capabilities["logging"] = {}
+        return {
+            "capabilities": capabilities,
+            "serverInfo": {
+                "name": mcp.HALL_NAME,
+                "version": mcp.HALL_VERSION,
+                **({"title": tool_set.title} if tool_set.title else {}),
+            },
+            "instructions": tool_set.description or INSTRUCTIONS_OF_SET,
+        }
 
     def _capabilities(self, selection: Selection) -> dict[str, Any]:
         """Return the union of the members' capabilities. It always has tools, because members may be added later."""

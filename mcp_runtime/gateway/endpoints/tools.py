@@ -33,9 +33,14 @@ class ToolCalls:
 
     async def answer(self, place: Place, request: Request) -> Reply:
         name: str = request.params["name"]
-        if place.member is None and name not in self._members.roster.tools:
-            await self._members.reload_for_unknown_name()  # its member may have connected just now
-        member, tool = self._tool(place, name, request.client)
+        if place.member is None:
+            tool = place.selection.tool(self._members.roster, name)
+            if tool is None:
+                await self._members.reload_for_unknown_name()  # its member may have connected just now
+                tool = place.selection.tool(self._members.roster, name)
+            member = self._member_of(tool, place, name, request.client)
+        else:
+            member, tool = self._at_member(place, place.member, name, request.client)
         if tool is not None:
             request.places = tool.parameter_headers
         own_name = tool.name if tool else name
@@ -58,6 +63,7 @@ class ToolCalls:
             version=tool.version if tool else "",
             size=request.size,
             program=request.client.program,
+            tool_set=place.selection.tool_set,
         )
         try:
             reply = await self._relay.ask(member, request)
@@ -92,26 +98,34 @@ class ToolCalls:
             return reply
         return await self._rewriting.rewrite(reply, request, partial(_with_task, owner, member.pk, "task" in params))
 
-    def _tool(self, place: Place, name: str, client: Client) -> tuple[OfferedMember, OfferedTool | None]:
-        """Return the member and the tool. At its own path, a member may accept a tool that the catalog lacks."""
-        if place.member is not None:
-            member = self._members.get(place.member)
-            tool = member.tools.get(name)
-            is_there, own_name = name not in member.hidden, name
-        else:
-            tool = self._members.roster.tools.get(name)
-            is_there = tool is not None and place.selection.has(tool.member)
-            member = self._members.roster.members[tool.member] if tool is not None and is_there else None  # type: ignore[assignment]
-            own_name = tool.name if tool else name
-        if not is_there or (tool is None and member.holds_changes):
+    def _member_of(self, tool: OfferedTool | None, place: Place, name: str, client: Client) -> OfferedMember:
+        """Return the member of a tool at the roster or in a tool set. Raise MethodError if the call is not allowed."""
+        if tool is None:
             self._require_not_held(place, name, client)
-            text = f"unknown tool {name[:100]!r}: there is none, or it is disabled, or its member is disabled"
-            raise MethodError(INVALID_PARAMS, f"{text}; see tools/list")
-        if not client.principal.may_invoke(member.name, own_name):
-            raise failures.forbidden(client.principal.name, member.name, own_name)
-        if place.member is None and tool is not None and tool.needs_task:
-            text = f"tool {own_name[:100]!r} of member {member.name!r} {mcp.NEEDS_TASK}"
+            raise _unknown_tool(name)
+        if not client.principal.may_invoke(tool.member, tool.name):
+            if place.selection.tool_set:
+                raise _unknown_tool(name)  # the name in the set does not show the member, which may be reserved
+            raise failures.forbidden(client.principal.name, tool.member, tool.name)
+        if tool.needs_task:
+            text = f"tool {tool.name[:100]!r} of member {tool.member!r} {mcp.NEEDS_TASK}"
             raise MethodError(INVALID_PARAMS, text)
+        return self._members.roster.members[tool.member]
+
+    def _at_member(
+        self, place: Place, member_name: str, name: str, client: Client
+    ) -> tuple[OfferedMember, OfferedTool | None]:
+        """Return the member and the tool at a member's own path, where it may accept a tool that the catalog lacks.
+
+        Raise MethodError if the call is not allowed.
+        """
+        member = self._members.get(member_name)
+        tool = member.tools.get(name)
+        if name in member.hidden or (tool is None and member.holds_changes):
+            self._require_not_held(place, name, client)
+            raise _unknown_tool(name)
+        if not client.principal.may_invoke(member_name, name):
+            raise failures.forbidden(client.principal.name, member_name, name)
         return member, tool
 
     def _require_not_held(self, place: Place, name: str, client: Client) -> None:
@@ -143,6 +157,11 @@ class ToolCalls:
             call.record_abandonment(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
 
         return Stream(events(), free, inner=stream, again=events)
+
+
+def _unknown_tool(name: str) -> MethodError:
+    text = f"unknown tool {name[:100]!r}: there is none, or it is disabled, or its member is disabled"
+    return MethodError(INVALID_PARAMS, f"{text}; see tools/list")
 
 
 def _without_task(params: dict[str, Any]) -> dict[str, Any]:

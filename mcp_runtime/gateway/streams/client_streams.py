@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -168,6 +169,7 @@ class ClientStreams:
         """Notify each stream whose lists have changed. There may be many streams, so let other work run in between."""
         for stream in list(self._open_streams):
             await asyncio.sleep(0)
+            self._renew_selection(stream)
             await self._resolve(stream)
             if stream not in self._open_streams:
                 continue
@@ -177,6 +179,16 @@ class ClientStreams:
                 if stream.wants(key) and before.get(kind) != stream.digests[kind]:
                     stream.put(jsonrpc.notification(method))
             self._follow_members(stream)
+
+    def _renew_selection(self, stream: OpenStream) -> None:
+        """At the address of a tool set, select what is in it now. End the stream if its client may not use the set."""
+        if not (name := stream.place.selection.tool_set):
+            return
+        selection = self._members.roster.selection_of_set(name)
+        if selection is None or not stream.client.principal.may_use_set(name):
+            stream.outbox.close()
+        else:
+            stream.place = replace(stream.place, selection=selection)
 
     def member_changed(self) -> None:
         self._member_changed.set()
@@ -248,7 +260,7 @@ class ClientStreams:
     def _basis(self, stream: OpenStream) -> Any:
         """Return everything that decides which member a resource belongs to. A mere reload does not change it."""
         roster = self._members.roster
-        return frozenset(roster.members), roster.extras, stream.client.principal
+        return frozenset(roster.members), roster.extras, stream.client.principal, stream.place.selection
 
     async def _follow(self, stream: OpenStream, name: str) -> None:
         """Listen to the member whenever it is connected, until the stream is closed."""

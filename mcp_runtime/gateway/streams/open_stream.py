@@ -64,11 +64,12 @@ class OpenStream:
         if self.subscriptions is None:
             may, session = self.client.principal.may_use_all, self.client.session
             subscribed = session.subscriptions.items() if session else ()
-            return [(name, uri) for name, uris in subscribed if may(name) for uri in uris]
+            has = self.place.selection.has
+            return [(name, uri) for name, uris in subscribed if may(name) and has(name) for uri in uris]
         if self.place.member is not None:
             return [(self.place.member, uri) for uri in self.subscriptions.get("resourceSubscriptions") or []]
         may = self.client.principal.may_use_all
-        return [(name, uri) for name, uri in self.resolved if may(name)]
+        return [(name, uri) for name, uri in self.resolved if may(name) and self.place.selection.has(name)]
 
     def filter(self) -> dict[str, Any]:
         """Return the filter for a modern member."""

@@ -21,7 +21,7 @@ from django.utils import timezone
 from mcp_runtime.control.members import set_tool_enabled
 from mcp_runtime.gateway import app, eras
 from mcp_runtime.gateway.endpoints.routing import Endpoints
-from roster.models import Agent, Call, Hall, Token, Tool
+from roster.models import Agent, Call, Hall, Token, Tool, ToolSet
 from tests.attack import rights_table
 from tests.conftest import eventually
 from tests.rows.mcp_runtime.gateway import conftest
@@ -78,6 +78,10 @@ class Scenario:
         self.attacker = self._user("attacker")
         self.victims_agent = Agent.objects.create(name="theirs", created_by=self.victim)
         self.victims_agent.members.add(self.members["notes"])
+        open_set = ToolSet.objects.create(name="open")
+        for member in self.members.values():
+            open_set.entries.create(member=member)
+        ToolSet.objects.create(name="reserved").groups.add(circle)
         self.tokens = self._tokens()
 
     @staticmethod

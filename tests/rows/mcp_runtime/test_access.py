@@ -15,13 +15,14 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 
 from mcp_runtime.control.members import disable_member, enable_member, reserve_member, set_tool_enabled
+from mcp_runtime.control.tool_sets import Entry, Values, change_tool_set, create_tool_set, delete_tool_set
 from mcp_runtime.members import discovery
 from mcp_runtime.protocol.errors import AccessError, NotAllowedError, TokenError
 from mcp_runtime.rows import lease
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import GuildMember, Hall, MemberGroup, Token, Tool
+from roster.models import GuildMember, Hall, MemberGroup, Token, Tool, ToolSet, ToolSetEntry, ToolSetGroup
 
 pytestmark = pytest.mark.django_db
 Scope = Token.Scope
@@ -59,6 +60,10 @@ def notes() -> GuildMember:
 @pytest.fixture
 def writers() -> Group:
     return Group.objects.create(name="writers")
+
+
+def tool_set_of(*entries: Entry, **values: Any) -> ToolSet:
+    return create_tool_set(Values("writing", entries=entries, **values), OPERATOR, None)
 
 
 def principal_with_token(user: User, **values: Any) -> Principal:
@@ -189,6 +194,43 @@ def test_a_token_for_some_tools_opens_only_those_tools(bob: User, notes: GuildMe
     assert not principal.may_see("other")
     assert not principal.may_use_all("notes")
     assert not principal.may_control("notes")
+
+
+def test_a_token_for_a_tool_set_opens_only_what_is_in_it(bob: User, notes: GuildMember) -> None:
+    add_member("files", "add", "list")
+    row = tool_set_of(Entry("notes"), Entry("files", "add", "save"))
+    principal = principal_with_token(bob, scope=Scope.TOOLS, tool_set=row)
+    assert principal.may_invoke("notes", "anything")
+    assert principal.may_use_all("notes")
+    assert principal.may_invoke("files", "add")
+    assert principal.may_see("files")
+    assert not principal.may_invoke("files", "list")
+    assert not principal.may_use_all("files")
+    assert not principal.may_see("other")
+    assert principal.is_narrowed
+    assert not any(principal.may_control(member) or principal.may_read_log(member) for member in ("notes", "files"))
+    assert principal.may_use_set("writing")
+    assert not principal.may_use_set("another")
+    with pytest.raises(NotAllowedError, match="is for the tool set 'writing' alone"):
+        access.require_invoke(principal, "files", "list")
+
+
+def test_a_token_for_a_tool_set_opens_nothing_without_the_set(bob: User, notes: GuildMember, writers: Group) -> None:
+    row = tool_set_of(Entry("notes"))
+    token = Token.make(user=bob, scope=Scope.TOOLS, tool_set=row)[1]
+    access.require_anything(principals.principal_of_token(token))
+    change_tool_set(row, Values("writing", groups=[writers], entries=[Entry("notes")]), OPERATOR)
+    reserved = principals.principal_of_token(token)
+    assert not reserved.may_invoke("notes", "add")
+    assert not reserved.may_use_set("writing")
+    with pytest.raises(NotAllowedError, match="'writing', which is empty or reserved for others"):
+        access.require_anything(reserved)
+    delete_tool_set(row)
+    deleted = principals.principal_of_token(token)
+    assert deleted.is_narrowed
+    assert not deleted.may_see("notes")
+    with pytest.raises(NotAllowedError, match="have all left the hall"):
+        access.require_anything(deleted)
 
 
 def test_a_scope_whose_last_member_is_deleted_opens_nothing(bob: User, notes: GuildMember) -> None:
@@ -340,6 +382,12 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a member is disabled": lambda objects: disable_member(objects["notes"]),
     "a member is enabled": lambda objects: enable_member(objects["notes"]),
     "a member is deleted": lambda objects: objects["notes"].delete(),
+    "a tool set is created": lambda objects: create_tool_set(Values("reading"), OPERATOR, None),
+    "a tool set is reserved": lambda objects: objects["tool_set"].groups.set([objects["writers"]]),
+    "a tool set is changed": lambda objects: change_tool_set(
+        objects["tool_set"], Values("writing", entries=[Entry("notes")]), OPERATOR
+    ),
+    "a tool set is deleted": lambda objects: delete_tool_set(objects["tool_set"]),
 }
 
 
@@ -375,6 +423,12 @@ CHANGES_WITHOUT_SIGNAL: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
     "a scope loses a member": lambda objects: Token.members.through.objects.all().delete(),
     "a scope loses a tool": lambda objects: Token.tools.through.objects.all().delete(),
+    "a tool set gets a member": lambda objects: ToolSetEntry.objects.update(tool_name=""),
+    "a tool set loses a tool": lambda objects: ToolSetEntry.objects.all().delete(),
+    "a tool set is reserved": lambda objects: ToolSetGroup.objects.bulk_create(
+        [ToolSetGroup(tool_set=ToolSet.objects.get(), group=objects["empty"])]
+    ),
+    "a tool set is renamed": change_without_signal(ToolSet, name="another"),
 }
 
 
@@ -392,6 +446,7 @@ def test_a_change_without_a_signal_outdates_the_snapshots_that_it_affects(
     in_scope = [
         principal_with_token(bob, scope=Scope.MEMBERS, members=[notes]),
         principal_with_token(bob, scope=Scope.TOOLS, tools=[notes.tools.get(name="add")]),
+        principal_with_token(bob, scope=Scope.TOOLS, tool_set=tool_set_of(Entry("notes", "add"))),
     ]
     snapshots = [principals.principal_of_token(token), *in_scope]
     before = principals.version()
@@ -419,7 +474,7 @@ def test_snapshots_without_changes_are_not_outdated(
     ]
     # An expired snapshot is read again when it is used.
     snapshots.append(Principal(1, "past", token_id=1, expires_at=PAST))
-    with django_assert_num_queries(7):
+    with django_assert_num_queries(8):
         assert not principals.are_outdated(snapshots)
     assert not principals.are_outdated([])
 
@@ -428,9 +483,10 @@ def test_snapshots_without_changes_are_not_outdated(
 def test_a_change_with_a_signal_changes_the_version(
     bob: User, notes: GuildMember, writers: Group, change: Callable[[dict[str, Any]], Any]
 ) -> None:
-    token = Token.make(user=bob)[0]
+    token, tool_set = Token.make(user=bob)[0], tool_set_of()
     before = principals.version()
-    change({"bob": bob, "notes": notes, "writers": writers, "token": token, "tool": notes.tools.get(name="add")})
+    objects = {"bob": bob, "notes": notes, "writers": writers, "token": token, "tool": notes.tools.get(name="add")}
+    change({**objects, "tool_set": tool_set})
     assert principals.version() != before
 
 

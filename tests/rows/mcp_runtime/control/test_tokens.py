@@ -17,12 +17,19 @@ from mcp_runtime.control.agents import create_agent, queue_message
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.control.members import find_member, reserve_member
 from mcp_runtime.control.tokens import NewToken, make_token, revoke_token
-from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError, UnknownToolError
+from mcp_runtime.control.tool_sets import Entry, Values, create_tool_set
+from mcp_runtime.protocol.errors import (
+    NotAllowedError,
+    RequestRefusedError,
+    UnknownMemberError,
+    UnknownToolError,
+    UnknownToolSetError,
+)
 from mcp_runtime.rows import lease, ownership
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import OPERATOR, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import Call, GuildMember, Token, Tool
+from roster.models import Call, GuildMember, Token, Tool, ToolSet
 
 pytestmark = pytest.mark.django_db
 
@@ -220,3 +227,40 @@ def test_messages_of_a_token_are_cancelled_when_it_is_revoked(alice: User) -> No
     assert [row.status for row in rows] == ["running", "cancelled", "queued", "queued"]
     assert list(transitions.stop_requests(lease_id)) == [rows[0]]
     lease.release(lease_id)
+
+
+# Tool sets ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writing() -> ToolSet:
+    return create_tool_set(Values("writing", entries=[Entry("notes")]), OPERATOR, None)
+
+
+def test_a_token_for_a_tool_set_creates_only_tokens_for_it(alice: User, writing: ToolSet) -> None:
+    create_tool_set(Values("other"), OPERATOR, None)
+    row = make_row(alice, tool_set="writing")
+    assert (row.scope, row.tool_set) == ("tools", writing)
+    creator = principals.principal_of_row(row)
+    for values in ({}, {"tool_set": "writing"}):
+        assert make_row(alice, creator, **values).tool_set == writing
+    for values in ({"tool_set": "other"}, {"members": ["notes"]}, {"tools": [("notes", "add")]}):
+        with pytest.raises(NotAllowedError, match="only create tokens for the same set"):
+            make_row(alice, creator, **values)
+
+
+def test_a_narrowed_token_creates_no_token_for_a_tool_set(alice: User, writing: ToolSet) -> None:
+    for scope in ({"members": ["notes"]}, {"tools": [("notes", "add")]}):
+        with pytest.raises(NotAllowedError, match="cannot create a token for a tool set"):
+            make_row(alice, make_principal(alice, **scope), tool_set="writing")
+
+
+def test_a_token_for_a_tool_set_has_no_other_scope_and_needs_the_set(alice: User, writing: ToolSet) -> None:
+    with pytest.raises(RequestRefusedError, match="give one of them"):
+        make_row(alice, tool_set="writing", members=["notes"])
+    with pytest.raises(UnknownToolSetError):
+        make_row(alice, tool_set="nobody")
+    circle = Group.objects.create(name="circle")
+    writing.groups.add(circle)
+    with pytest.raises(UnknownToolSetError):
+        make_row(alice, principals.principal_of_user(User.objects.create_user("bob")), tool_set="writing")
