@@ -15,7 +15,10 @@ from rest_framework.response import Response
 from roster.api.base import HallView
 from roster.api.described import extend_schema
 
-INDEX = ("roster", "members", "nodes", "calls", "tokens", "agents", "proposals", "secrets", "audit", "docs", "schema")
+INDEX = (
+    *("roster", "members", "nodes", "calls", "tokens", "agents", "proposals", "secrets", "tool-sets"),
+    *("audit", "docs", "schema"),
+)
 
 
 class IndexView(HallView):

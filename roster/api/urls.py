@@ -20,6 +20,7 @@ from roster.api import (
     secrets,
     statistics,
     tokens,
+    tool_sets,
     tools,
 )
 
@@ -73,6 +74,8 @@ urlpatterns = [
     path("proposals/", proposals.ProposalsView.as_view(), name="proposals"),
     path("proposals/<str:proposal>/", proposals.ProposalView.as_view(), name="proposal"),
     path("proposals/<str:proposal>/approve/", proposals.ApprovalView.as_view(), name="proposal-approve"),
+    path("tool-sets/", tool_sets.ToolSetsView.as_view(), name="tool-sets"),
+    path("tool-sets/<str:tool_set>/", tool_sets.ToolSetView.as_view(), name="tool-set"),
     path("secrets/", secrets.SecretsView.as_view(), name="secrets"),
     path("secrets/<str:secret>/", secrets.SecretView.as_view(), name="secret"),
     path("calls/", calls.CallsView.as_view(), name="calls"),

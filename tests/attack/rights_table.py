@@ -226,6 +226,10 @@ GET   /api/secrets/                               view_secret|change_secret     
 GET   /api/secrets/<str:secret>/                  view_secret|change_secret                  200 403  403 403 403
 PUT   /api/secrets/<str:secret>/                  change_secret                              200 403  403 403 403
 DELETE /api/secrets/<str:secret>/                 DELETE_SECRET 204 403 403 403 403
+GET   /api/tool-sets/                             known                                      200 -    200 200 200
+GET   /api/tool-sets/<str:tool_set>/              known                                      200 -    200 200 200
+PUT   /api/tool-sets/<str:tool_set>/              change_toolset                             200 403  403 403 403
+DELETE /api/tool-sets/<str:tool_set>/ delete_toolset 204 403 403 403 403
 GET   /api/calls/                                 known                                      200 -    200 200 200
 GET   /api/calls/<int:pk>/                        view_call                                  200 404  404 404 404
 POST  /api/calls/<int:pk>/cancel/                 view_call&control_member                   409 403/404 404 404 404

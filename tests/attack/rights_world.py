@@ -36,6 +36,7 @@ from roster.models import (
     Token,
     TokenClient,
     Tool,
+    ToolSet,
 )
 
 # A word for each kind of row of another user, and the permissions that show it. Superusers may see all.
@@ -126,8 +127,11 @@ def make(data_dir: Path) -> World:
         secrets.allow_secret(secret, member, olga)
     text = json.dumps({"name": "word-of-proposal", "version": "1", "transport": "stdio", "command": "serve"})
     MemberProposal.objects.create(name="word-of-proposal", text=text, digest="0" * 64, source="word-of-proposal")
-    world.ids = {**_belongings(notes, "add", olga), "secret": secret.pk}
-    world.hidden_ids = {**_belongings(hidden, "word-of-hidden-tool", olga), "secret": secret.pk}
+    tool_set = ToolSet.objects.create(name="writing")
+    for member in (notes, hidden):
+        tool_set.entries.create(member=member)
+    world.ids = {**_belongings(notes, "add", olga), "secret": secret.pk, "toolset": tool_set.pk}
+    world.hidden_ids = {**_belongings(hidden, "word-of-hidden-tool", olga), "secret": secret.pk, "toolset": tool_set.pk}
     return world
 
 

@@ -33,6 +33,7 @@ ROWS_OF_A_MEMBER = re.compile(r"<[^>]*(_id|name|pk)>")
 WORDS_OF_ROUTES = {"verb": "stop", "form": "jsonl", "content_type_id": "1", "part": "activity", "node": "main"} | {
     "secret": "word-of-secret-name",
     "proposal": "word-of-proposal",
+    "tool_set": "writing",
 }
 PARTS = {"agent": "transcript", "token": "use"}
 BODIES = {
