@@ -77,6 +77,12 @@ class StartOptions:
     secret_files_dir: Path | None = None
     refused_ports: Collection[tuple[int, int]] = ()
 
+    @property
+    def unreadable_paths(self) -> tuple[Path, ...]:
+        """What no member in a sandbox may read, beside the data folder. The hall reads its references for it."""
+        folders = (self.members_dir, self.secret_files_dir)
+        return (*filter(None, folders), *self.private_paths)
+
 
 class Starter:
     """Starts members whose rows are STARTING. Each start runs in the thread that calls `start`.
@@ -106,7 +112,7 @@ class Starter:
         self._tag_prefix = process.tag_prefix(options.hall_id, options.runtime)
         self._sandboxes = Sandboxes(
             data_dir=options.data_dir,
-            private_paths=(options.members_dir, *options.private_paths),
+            private_paths=options.unreadable_paths,
             refused_ports=(options.port_range, *options.refused_ports),
             on_answer=lambda machine: lease.note_sandbox_gaps(statuses.lease_id, machine.gaps),
         )

@@ -10,15 +10,18 @@ import os
 import resource
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from django.conf import settings
 
 from mcp_runtime.members import sandboxes
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.manifest.declaration import Limits, Manifest
 from mcp_runtime.members.sandboxes import Sandboxes
+from mcp_runtime.members.starting import StartOptions
 from mcp_runtime.members.usage import excess, memory_of
 from mcp_runtime.protocol.errors import SpawnError
 from mcp_runtime.sandbox import landlock, system_calls, variables
@@ -34,6 +37,7 @@ from mcp_runtime.sandbox.command import (
 )
 from mcp_runtime.sandbox.policy import Policy
 from mcp_runtime.system.control_groups import ControlGroups
+from mcp_runtime.system.runtime_id import RuntimeId
 
 if os.environ.get("COVERAGE_PROCESS_CONFIG"):
     ISOLATED.clear()  # without the installed packages it could not be measured
@@ -153,6 +157,30 @@ def test_a_private_place_within_a_folder_of_programs_stays_private(
     for folder in ("hall/var", "hall/members", "hall"):
         assert not is_allowed(programs / folder, policy["read"])
     assert not is_allowed(place.home / ".ssh", policy["read"])
+
+
+def test_the_keys_of_secrets_and_the_files_with_secrets_are_private_wherever_they_are(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if both were in /opt, which a member may read otherwise."""
+    programs = tmp_path / "opt"
+    for folder in ("secrets", "keys", "tool"):
+        (programs / folder).mkdir(parents=True)
+        (programs / folder / "file").write_text("")
+    monkeypatch.setattr(sandboxes, "SYSTEM", (str(programs),))
+    options = StartOptions(
+        **{"hall_id": uuid.uuid4(), "runtime": RuntimeId.own(), "port_range": (1, 2), "max_result_bytes": 1},
+        **{"members_dir": place.members, "data_dir": place.data, "secret_files_dir": programs / "secrets"},
+        **{"private_paths": [programs / "keys" / "file"]},
+    )
+    halls = dataclasses.replace(place.sandboxes(), private_paths=options.unreadable_paths)
+    policy = halls.policy(manifest(), place.folder, 0)
+    assert policy is not None
+    assert is_allowed(programs / "tool" / "file", policy["read"])
+    for path in (programs / "secrets" / "file", programs / "keys" / "file", place.members / "berta"):
+        assert not is_allowed(path, policy["read"]), path
+    assert dataclasses.replace(options, secret_files_dir=None).unreadable_paths[0] == place.members
+    assert {settings.GUILD_HALL_SECRETS_KEY_FILE, settings.GUILD_HALL_DATA_DIR} <= set(settings.PRIVATE_PLACES)
 
 
 def test_a_member_may_write_into_its_subfolders_home_and_temporary_folder_and_not_beside_its_manifest(
