@@ -27,6 +27,7 @@ __all__ = ["Entry"]
 Kind = AuditEntry.Kind
 
 MAX_SETS = 500
+MAX_CHOICES = 2_000
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
@@ -132,6 +133,12 @@ def entries_of(row: ToolSet, principal: Principal) -> list[Entry]:
     return [entry for entry in entries if principal.reaches(entry.member)]
 
 
+def require_possible(values: Values, principal: Principal, row: ToolSet | None) -> None:
+    """Raise what `create_tool_set` or, for an existing row, `change_tool_set` would raise because of these values."""
+    _require_valid(values)
+    _require_possible_entries(row, values.entries, principal)
+
+
 def _require_valid(values: Values) -> None:
     if names := ", ".join(repr(role.name) for role in Role.objects.filter(group__in=values.groups)):
         raise RequestRefusedError(f"tool sets are reserved for groups that are not roles, and {names} is a role")
@@ -162,19 +169,8 @@ def _require_text(name: str, text: str, most: int) -> None:
 
 
 def _set_entries(row: ToolSet, entries: Sequence[Entry], principal: Principal) -> None:
-    """Replace the entries that the principal can see. Raises RequestRefusedError if two tools have the same name."""
-    old = list(row.entries.select_related("member"))
-    hidden = [entry for entry in old if not principal.reaches(entry.member.name)]
-    members = _members(entries, principal)
-    _require_tools(entries, members, {(entry.member_id, entry.tool_name) for entry in old})
-    hidden_entries = [_entry(entry) for entry in hidden]
-    for name, first, second in tool_sets.name_conflicts([*hidden_entries, *entries]):
-        owner = "another tool" if first in hidden_entries else repr(str(first))
-        raise RequestRefusedError(
-            f"{owner} already has the name {name!r} in this tool set; give {str(second)!r} another new name"
-        )
-    if len(entries) + len(hidden) > ToolSet.MAX_ENTRIES:
-        raise RequestRefusedError(f"a tool set has {ToolSet.MAX_ENTRIES} entries at most")
+    """Replace the entries that the principal can see. Raises as `require_possible`."""
+    members, hidden = _require_possible_entries(row, entries, principal)
     row.entries.exclude(pk__in=[entry.pk for entry in hidden]).delete()
     ToolSetEntry.objects.bulk_create(
         ToolSetEntry(
@@ -187,6 +183,28 @@ def _set_entries(row: ToolSet, entries: Sequence[Entry], principal: Principal) -
         )
         for position, entry in enumerate(entries)
     )
+
+
+def _require_possible_entries(
+    row: ToolSet | None, entries: Sequence[Entry], principal: Principal
+) -> tuple[dict[str, GuildMember], list[ToolSetEntry]]:
+    """Return the members of the entries by name, and the entries of the row that are hidden from the principal.
+
+    Raises RequestRefusedError if two tools would have the same name.
+    """
+    old = list(row.entries.select_related("member")) if row else []
+    hidden = [entry for entry in old if not principal.reaches(entry.member.name)]
+    members = _members(entries, principal)
+    _require_tools(entries, members, {(entry.member_id, entry.tool_name) for entry in old})
+    hidden_entries = [_entry(entry) for entry in hidden]
+    for name, first, second in tool_sets.name_conflicts([*hidden_entries, *entries]):
+        owner = "another tool" if first in hidden_entries else repr(str(first))
+        raise RequestRefusedError(
+            f"{owner} already has the name {name!r} in this tool set; give {str(second)!r} another new name"
+        )
+    if len(entries) + len(hidden) > ToolSet.MAX_ENTRIES:
+        raise RequestRefusedError(f"a tool set has {ToolSet.MAX_ENTRIES} entries at most")
+    return members, hidden
 
 
 def _members(entries: Iterable[Entry], principal: Principal) -> dict[str, GuildMember]:
@@ -280,3 +298,13 @@ def _tools_of(members: set[str]) -> dict[str, dict[str, Tool]]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
+
+
+def choices(principal: Principal) -> list[str]:
+    """What the principal may put into a tool set: each member, and each of its tools as MEMBER/TOOL."""
+    names = [name for name in members_of_roster().values_list("name", flat=True) if principal.reaches(name)]
+    tools = Tool.objects.filter(visible_tools(), member__name__in=names).order_by("member__name", "position")
+    by_member: dict[str, list[str]] = {name: [name] for name in sorted(names)}
+    for member, tool in tools.values_list("member__name", "name")[:MAX_CHOICES]:
+        by_member[member].append(f"{member}/{tool}")
+    return [choice for each in by_member.values() for choice in each]

@@ -2,6 +2,7 @@
 
 members, calls, tools, tokens, agents   the screens of one noun each. `screens` has the class that Django registers
 audit                           the audit log
+tool_sets                       members and tools under one name, with other names
 nodes                           the machines that run the hall
 invitations                     links with which people make their own accounts
 users, groups                   Django's screens of users and groups, with roles
@@ -25,6 +26,7 @@ from roster.admin.members.screens import MemberAdmin
 from roster.admin.nodes import NodeAdmin
 from roster.admin.secrets import SecretAdmin
 from roster.admin.tokens.screens import TokenAdmin
+from roster.admin.tool_sets import ToolSetAdmin
 from roster.admin.tools.screens import ToolAdmin
 from roster.admin.users import HallUserAdmin
 
@@ -42,4 +44,5 @@ __all__ = [
     "StatusChangeAdmin",
     "TokenAdmin",
     "ToolAdmin",
+    "ToolSetAdmin",
 ]

@@ -142,6 +142,15 @@ GET   /admin/roster/tool/<path:object_id>/change/       view_tool|change_tool   
 POST  /admin/roster/tool/<path:object_id>/change/       none                                      -    403
 GET   /admin/roster/tool/<path:object_id>/              known                                     302  -
 
+GET   /admin/roster/toolset/                            view_toolset|change_toolset               200  403
+GET   /admin/roster/toolset/add/                        add_toolset                               200  403
+POST  /admin/roster/toolset/add/                        add_toolset                               200  403
+GET   /admin/roster/toolset/<path:object_id>/history/   view_toolset|change_toolset               200  403
+GET   /admin/roster/toolset/<path:object_id>/delete/    delete_toolset                            200  403
+POST  /admin/roster/toolset/<path:object_id>/delete/    delete_toolset                            200/302 403
+GET   /admin/roster/toolset/<path:object_id>/change/    view_toolset|change_toolset               200  403
+POST  /admin/roster/toolset/<path:object_id>/change/    change_toolset                            200/302 403
+GET   /admin/roster/toolset/<path:object_id>/           known                                     302  -
 GET   /admin/roster/secret/                             view_secret|change_secret                 200  403
 GET   /admin/roster/secret/add/                         add_secret                                200  403
 POST  /admin/roster/secret/add/                         add_secret                                200  403
