@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from django.conf import settings
 
+from mcp_runtime.control import tool_sets
 from mcp_runtime.control.members import members_of_roster, visible_tools, with_text
 from mcp_runtime.control.nodes import live_node_ids
 from mcp_runtime.protocol import mcp
@@ -112,10 +113,17 @@ def select_members(principal: Principal, names: Iterable[str]) -> list[GuildMemb
     return [rows[name] for name in unique] if unique else list(rows.values())
 
 
-def gateway_entries(names: Sequence[str], token: str) -> list[Entry]:
-    """One entry for the whole roster, or for some of its members."""
+def gateway_entries(names: Sequence[str], token: str, tool_set: str = "") -> list[Entry]:
+    """One entry for the whole roster, for some of its members, or for a tool set."""
     query = f"?members={','.join(quote(name) for name in names)}" if names else ""
-    return [Entry(SERVER_NAME, f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}/mcp{query}", token)]
+    path = f"/sets/{quote(tool_set)}/mcp" if tool_set else f"/mcp{query}"
+    return [Entry(SERVER_NAME, f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}{path}", token)]
+
+
+def require_one_choice(names: Iterable[str], tool_set: str, *, direct: bool) -> None:
+    """Raise RequestRefusedError if a configuration for a tool set should also be for members."""
+    if tool_set and (direct or any(names)):
+        raise RequestRefusedError("a configuration is for a tool set, or for members; give one of them")
 
 
 def direct_entries(members: Iterable[GuildMember], *, require_all: bool) -> list[Entry]:
@@ -142,6 +150,16 @@ def costs(principal: Principal, members: Sequence[GuildMember], *, direct: bool)
         name = tool.member.name
         if principal.may_invoke(name, tool.name):
             by_member[name] += Cost(1, _characters(tool, direct=direct))
+    return by_member
+
+
+def costs_of_set(principal: Principal, tool_set: str) -> dict[str, Cost]:
+    """As `costs`, for the tools at the address of a tool set, as it lists them. Raises UnknownToolSetError."""
+    entries = tool_sets.entries_of(tool_sets.find_tool_set(tool_set, principal), principal)
+    by_member = {entry.member: Cost() for entry in entries}
+    for tool in tool_sets.preview(entries, principal):
+        if not tool.fault:
+            by_member[tool.member] += Cost(1, len(json.dumps(tool.definition, ensure_ascii=False)))
     return by_member
 
 

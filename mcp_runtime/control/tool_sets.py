@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.contrib.auth.models import Group, User
@@ -52,6 +52,7 @@ class PreviewTool:
     tool: str
     description: str
     fault: str = ""
+    definition: Mapping[str, Any] = field(default_factory=dict)  # as clients get it. Empty if it is not there
 
 
 def visible_tool_sets(principal: Principal) -> QuerySet[ToolSet]:
@@ -274,7 +275,9 @@ def preview(entries: Sequence[Entry], principal: Principal) -> list[PreviewTool]
         elif mcp.needs_task(tool.definition):
             fault = "it runs only as a task, which tool sets do not offer"
         else:
-            shown.append(PreviewTool(name, entry.member, entry.tool, description))
+            own = {**tool.definition, "description": description} if entry.new_description else tool.definition
+            definition = mcp.offered_definition(own, name, has_schema=not tool.schema_error)
+            shown.append(PreviewTool(name, entry.member, entry.tool, description, definition=definition))
             continue
         missing.append(PreviewTool(name, entry.member, entry.tool, description, fault))
     for (member, tool_name), name in listing.hidden.items():

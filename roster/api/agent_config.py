@@ -25,6 +25,7 @@ class AgentConfigFilters(serializers.Serializer[Any]):
     members = serializers.CharField(
         required=False, default="", help_text="Names separated by commas. If empty, all members."
     )
+    tool_set = serializers.CharField(required=False, default="", help_text="If it is given, only this tool set.")
     direct = serializers.BooleanField(
         required=False, default=False, help_text="Connect to the endpoint of each member, not to the gateway."
     )
@@ -40,6 +41,7 @@ class AgentConfigRequest(Strict):
     """The body that makes a token and the configuration with it."""
 
     members = serializers.ListField(child=serializers.CharField(), required=False, default=list)
+    tool_set = serializers.CharField(required=False, default="", allow_blank=True)
     direct = serializers.BooleanField(required=False, default=False)
     expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
 
@@ -82,23 +84,31 @@ class AgentConfigView(HallView):
     def post(self, request: Request) -> Response:
         """Create a token for this client and these members, and return the configuration. `direct` needs no token."""
         values, principal = body_of(AgentConfigRequest, request.data), principal_of(request)
+        agent_config.require_one_choice(values["members"], values["tool_set"], direct=values["direct"])
         agent_config.select_members(principal, values["members"])
         row, token = None, ""
         if not values["direct"]:
-            new_token = NewToken(values["for"], values["members"], expires_at=values["expires_at"])
+            new_token = NewToken(
+                values["for"], values["members"], tool_set=values["tool_set"], expires_at=values["expires_at"]
+            )
             row, token = make_token(cast(User, request.user), new_token, maker=principal)
         return Response(self._config(request, values, row, token), status=status.HTTP_201_CREATED)
 
     @staticmethod
     def _config(request: Request, values: dict[str, Any], row: Token | None, token: str) -> dict[str, Any]:
         principal, names, direct = principal_of(request), values["members"], values["direct"]
+        tool_set = values["tool_set"]
+        agent_config.require_one_choice(names, tool_set, direct=direct)
         members = agent_config.select_members(principal, names)
         if direct:
             entries = agent_config.direct_entries(members, require_all=bool(names))
         else:
-            entries = agent_config.gateway_entries(names, token)
+            entries = agent_config.gateway_entries(names, token, tool_set)
         client = agent_config.FORMATS[values["for"]]
-        costs = agent_config.costs(principal, members, direct=direct)
+        if tool_set:
+            costs = agent_config.costs_of_set(principal, tool_set)
+        else:
+            costs = agent_config.costs(principal, members, direct=direct)
         return {
             "place": client.place,
             "config": client.write(entries),

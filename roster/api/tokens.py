@@ -34,13 +34,14 @@ def _limit_field(limit: TokenLimit) -> serializers.IntegerField:
 
 
 class NewTokenSerializer(Strict):
-    """The body that creates a token. Without members and tools, the token may do all that its creator may."""
+    """The body that creates a token. Without members, tools and tool set, the token may do what its creator may."""
 
     name = serializers.CharField(required=False, default="", max_length=MAX_TOKEN_NAME, allow_blank=True)
     members = serializers.ListField(child=serializers.CharField(), required=False, default=list, help_text="Names.")
     tools = serializers.ListField(
         child=serializers.CharField(), required=False, default=list, help_text="Each as MEMBER/TOOL."
     )
+    tool_set = serializers.CharField(required=False, default="", allow_blank=True, help_text="The name of a tool set.")
     expires_at = serializers.DateTimeField(
         required=False, allow_null=True, default=None, help_text="If null, the token does not expire."
     )
@@ -61,6 +62,12 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
     state = serializers.ChoiceField(choices=["good", "expired", "revoked"])
     members = serializers.SerializerMethodField(help_text="The members, if the scope is `members`.")
     tools = serializers.SerializerMethodField(help_text="The tools as MEMBER/TOOL, if the scope is `tools`.")
+    tool_set = serializers.CharField(
+        source="tool_set.name",
+        default=None,
+        allow_null=True,
+        help_text="The tool set that the token is for, if the scope is `tools` and `tools` is empty.",
+    )
     url = serializers.SerializerMethodField()
 
     class Meta:
@@ -77,6 +84,7 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
             "scope",
             "members",
             "tools",
+            "tool_set",
             *(limit.name for limit in Token.LIMITS),
             "url",
         ]
@@ -101,7 +109,11 @@ class MadeTokenSerializer(TokenSerializer):
 def _tokens(request: Request) -> QuerySet[Token]:
     """The user's own tokens. A narrowed token sees only itself."""
     principal = principal_of(request)
-    own_tokens = Token.objects.filter(user=principal.user_id).prefetch_related("members", "tools__member")
+    own_tokens = (
+        Token.objects.filter(user=principal.user_id)
+        .select_related("tool_set")
+        .prefetch_related("members", "tools__member")
+    )
     return own_tokens.filter(pk__in=[principal.token_id]) if principal.is_narrowed else own_tokens
 
 

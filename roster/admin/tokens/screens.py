@@ -20,6 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
+from mcp_runtime.control import tool_sets
 from mcp_runtime.control.tokens import NewToken, delete_token, make_token, revoke_token
 from roster.admin import live, present
 from roster.admin.rows import SafeFilterAdmin, principal_of
@@ -33,6 +34,7 @@ NEW_TOKEN_FIELDS = [
     "scope",
     "members",
     "tools",
+    "tool_set",
     *(limit.name for limit in Token.LIMITS),
 ]
 TOKEN_FIELDS = ["beginning"]  # the page shows the rest from FACTS
@@ -71,13 +73,15 @@ class TokenForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
         cleaned = super().clean()
         scope = self.cleaned_data.get("scope")
         for field in ("members", "tools"):
-            is_filled = bool(self.cleaned_data.get(field))
+            is_filled = bool(self.cleaned_data.get(field) or (field == "tools" and self.cleaned_data.get("tool_set")))
             if scope == field and not is_filled:
                 self.add_error(field, f"The scope is “{Scope(scope).label}”. Choose at least one.")
             if scope and scope != field and is_filled:
                 self.add_error(
                     "scope", f"This scope does not use {field}. Remove the chosen {field}, or change the scope."
                 )
+        if self.cleaned_data.get("tools") and self.cleaned_data.get("tool_set"):
+            self.add_error("tool_set", "A token is for some tools or for a tool set. Choose one of them.")
         return cleaned
 
 
@@ -113,7 +117,7 @@ class TokenAdmin(SafeFilterAdmin):
         tokens: QuerySet[Token] = super().get_queryset(request).prefetch_related("members", "tools__member")
         clients = TokenClient.objects.filter(token=OuterRef("pk")).order_by("-last_seen_at", "-pk")
         client = Subquery(clients.values(words=Concat("name", Value(" "), "version"))[:1])
-        tokens = tokens.select_related("user", "made_with__user").annotate(client=client)
+        tokens = tokens.select_related("user", "made_with__user", "tool_set").annotate(client=client)
         return tokens if request.user.is_superuser else tokens.filter(user=request.user.pk)
 
     def get_fields(self, request: HttpRequest, obj: Model | None = None) -> Any:
@@ -131,8 +135,10 @@ class TokenAdmin(SafeFilterAdmin):
 
     def formfield_for_foreignkey(self, db_field: ForeignKey[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
         # A token has its user's rights, so a token for another user would give away that user's rights.
+        if db_field.name == "tool_set":
+            kwargs["queryset"] = tool_sets.visible_tool_sets(principal_of(request))
         field = super().formfield_for_foreignkey(db_field, request, **kwargs)
-        if field is not None:
+        if field is not None and db_field.name == "user":
             field.initial = request.user.pk
             if not request.user.is_superuser and field.queryset is not None:
                 field.queryset = field.queryset.filter(pk=request.user.pk)
@@ -156,6 +162,7 @@ class TokenAdmin(SafeFilterAdmin):
             name=obj.name,
             members=[member.name for member in data["members"]],
             tools=[(tool.member.name, tool.name) for tool in data["tools"]],
+            tool_set=data["tool_set"].name if data["tool_set"] else "",
             expires_at=obj.expires_at,
             limits=obj.own_limits,
         )
@@ -251,6 +258,8 @@ class TokenAdmin(SafeFilterAdmin):
         if token.scope == Scope.ALL:
             return Scope.ALL.label
         names = [member.name for member in token.members.all()]
+        if token.tool_set is not None:
+            return f"tool set {token.tool_set.name}"
         if token.scope == Scope.TOOLS:
             names = [f"{tool.member.name}/{tool.name}" for tool in token.tools.all()]
         return ", ".join(sorted(names)) or f"no access, because its {token.scope} have left the hall"

@@ -24,28 +24,37 @@ class Command(HallCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--for", dest="client", required=True, choices=list(FORMATS))
         parser.add_argument("--members", type=names, default=[], metavar="A,B", help="only these. Without it all")
+        parser.add_argument("--tool-set", default="", metavar="NAME", help="only what is in this tool set")
         parser.add_argument("--direct", action="store_true", help="each member's own endpoint, without a token")
         parser.add_argument("--user", help="the user of the token. Without it the first superuser")
         parser.add_argument("--expires", type=end, metavar="WHEN", help="30d, 12h, or a date; without it never")
 
     def handle(self, *args: Any, **options: Any) -> None:
         user = user_for_token(options["user"])
+        tool_set = options["tool_set"]
         try:
+            agent_config.require_one_choice(options["members"], tool_set, direct=options["direct"])
             principal = principals.principal_of_user(user)
             members = agent_config.select_members(principal, options["members"])
             if options["direct"]:
                 entries = agent_config.direct_entries(members, require_all=bool(options["members"]))
             else:
-                new_token = NewToken(options["client"], options["members"], expires_at=options["expires"])
+                new_token = NewToken(
+                    options["client"], options["members"], tool_set=tool_set, expires_at=options["expires"]
+                )
                 row, token = make_token(user, new_token, maker=principal)
-                entries = agent_config.gateway_entries(options["members"], token)
+                entries = agent_config.gateway_entries(options["members"], token, tool_set)
                 self.stderr.write(
                     f"Created a token for {user.get_username()}, {row.hint}...; the hall cannot show it again."
                 )
+            if tool_set:
+                costs = agent_config.costs_of_set(principal, tool_set)
+            else:
+                costs = agent_config.costs(principal, members, direct=options["direct"])
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal
         self.stderr.write(f"Add this to: {FORMATS[options['client']].place}")
-        self.stderr.write(_costs(agent_config.costs(principal, members, direct=options["direct"])))
+        self.stderr.write(_costs(costs))
         self.stdout.write(FORMATS[options["client"]].write(entries))
 
 

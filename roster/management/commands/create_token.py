@@ -24,6 +24,7 @@ class Command(HallCommand):
         scope = parser.add_mutually_exclusive_group()
         scope.add_argument("--members", type=names, default=[], metavar="A,B", help="for these members alone")
         scope.add_argument("--tools", type=tool_names, default=[], metavar="A/X,B/Y", help="for these tools alone")
+        scope.add_argument("--tool-set", default="", metavar="NAME", help="for what is in this tool set alone")
         for limit in Token.LIMITS:
             help_text = f"{limit.words}; {limit.zero}" if limit.zero else limit.words
             parser.add_argument(f"--{limit.name.replace('_', '-')}", type=count, metavar="N", help=help_text)
@@ -34,6 +35,7 @@ class Command(HallCommand):
             name=options["name"],
             members=options["members"],
             tools=options["tools"],
+            tool_set=options["tool_set"],
             expires_at=options["expires"],
             limits={limit.name: options[limit.name] for limit in Token.LIMITS},
         )

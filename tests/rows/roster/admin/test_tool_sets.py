@@ -103,3 +103,17 @@ def test_other_users_see_only_what_exists_for_them(page: Client, alice: User) ->
     page.force_login(User.objects.get(pk=bob.pk))
     page.post(page_of(row), form(("notes/add", "", ""), title="x"))
     assert set(tool_sets.entries_of(row, OPERATOR)) == {Entry("notes", "add"), Entry("files", "add", "save")}
+
+
+def test_a_token_is_made_for_a_tool_set(page: Client, alice: User) -> None:
+    row = create_tool_set(Values("writing", entries=[Entry("notes")]), OPERATOR, None)
+    add = "/admin/roster/token/add/"
+    data = {"user": alice.pk, "name": "ci", "scope": "tools", "tool_set": row.pk}
+    page.post(add, data, follow=True)
+    token = row.tokens.get()
+    assert token.scope == "tools"
+    assert "tool set writing" in html(page.get(page_of(token)))
+    tool = Tool.objects.get(member__name="notes")
+    assert "Choose one of them" in html(page.post(add, {**data, "tools": [tool.pk]}))
+    assert "does not use tools" in html(page.post(add, {**data, "scope": "all"}))
+    assert row.tokens.count() == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, Permission, User
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.test import Client
 
 from mcp_runtime.control.members import reserve_member
@@ -102,3 +102,48 @@ def test_the_command_shows_all_tool_sets() -> None:
     assert run().splitlines()[1].split() == ["writing", "Writing", "circle", "notes/add", "as", "write,", "files"]
     values = json.loads(run("--json"))[0]
     assert (values["name"], values["groups"], values["entries"][1]["member"]) == ("writing", ["circle"], "files")
+
+
+# Tokens and configurations ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def writing() -> ToolSet:
+    entries = [Entry("notes", "add", "write", "Writes."), Entry("files")]
+    return create_tool_set(Values("writing", entries=entries), OPERATOR, None)
+
+
+def test_a_token_is_made_for_a_tool_set_and_says_so(as_alice: Client, writing: ToolSet) -> None:
+    answer = as_alice.post("/api/tokens/", {"tool_set": "writing"}, content_type="application/json").json()
+    assert (answer["scope"], answer["tools"], answer["tool_set"]) == ("tools", [], "writing")
+    assert as_alice.get("/api/tokens/").json()["results"][0]["tool_set"] == "writing"
+    headers = {"Authorization": f"Bearer {answer['token']}"}
+    create_tool_set(Values("other"), OPERATOR, None)
+    visible = Client().get("/api/tool-sets/", headers=headers).json()["results"]
+    assert [row["name"] for row in visible] == ["writing"]
+    body = {"tool_set": "nobody"}
+    assert as_alice.post("/api/tokens/", body, content_type="application/json").json()["code"] == "unknown_tool_set"
+    both = {"tool_set": "writing", "members": ["notes"]}
+    assert as_alice.post("/api/tokens/", both, content_type="application/json").status_code == 409
+
+
+def test_a_configuration_is_for_a_tool_set(as_alice: Client, writing: ToolSet) -> None:
+    values = as_alice.get("/api/agent-config/?for=cursor&tool_set=writing").json()
+    assert "/sets/writing/mcp" in values["config"]
+    assert {name: cost["tools"] for name, cost in values["cost_by_member"].items()} == {"notes": 1, "files": 1}
+    body = {"for": "cursor", "tool_set": "writing"}
+    made = as_alice.post("/api/agent-config/", body, content_type="application/json").json()
+    assert made["token"]["tool_set"] == "writing"
+    for query in ("tool_set=writing&members=notes", "tool_set=writing&direct=true"):
+        assert as_alice.get(f"/api/agent-config/?for=cursor&{query}").status_code == 409
+    assert as_alice.get("/api/agent-config/?for=cursor&tool_set=nobody").status_code == 404
+
+
+def test_commands_make_tokens_and_configurations_for_a_tool_set(alice: User, writing: ToolSet) -> None:
+    out, errors = StringIO(), StringIO()
+    call_command("agent_config", "--for", "claude-code", "--tool-set", "writing", stdout=out, stderr=errors)
+    assert "/sets/writing/mcp" in out.getvalue()
+    call_command("create_token", "alice", "--tool-set", "writing", stdout=out)
+    assert set(alice.tokens.values_list("tool_set__name", flat=True)) == {"writing"}
+    with pytest.raises(CommandError, match="no tool set 'nobody'"):
+        call_command("agent_config", "--for", "codex", "--tool-set", "nobody", stdout=out, stderr=errors)
