@@ -34,11 +34,14 @@ class ToolCalls:
     async def answer(self, place: Place, request: Request) -> Reply:
         name: str = request.params["name"]
         if place.member is None:
-            tool = place.selection.tool(self._members.roster, name)
+            tool = self._selected_tool(place, name, request.client)
             if tool is None:
                 await self._members.reload_for_unknown_name()  # its member may have connected just now
-                tool = place.selection.tool(self._members.roster, name)
-            member = self._member_of(tool, place, name, request.client)
+                tool = self._selected_tool(place, name, request.client)
+            if tool is None:
+                self._require_not_held(place, name, request.client)
+                raise _unknown_tool(name)
+            member = self._members.roster.members[tool.member]
         else:
             member, tool = self._at_member(place, place.member, name, request.client)
         if tool is not None:
@@ -98,11 +101,11 @@ class ToolCalls:
             return reply
         return await self._rewriting.rewrite(reply, request, partial(_with_task, owner, member.pk, "task" in params))
 
-    def _member_of(self, tool: OfferedTool | None, place: Place, name: str, client: Client) -> OfferedMember:
-        """Return the member of a tool at the roster or in a tool set. Raise MethodError if the call is not allowed."""
+    def _selected_tool(self, place: Place, name: str, client: Client) -> OfferedTool | None:
+        """Return the tool with this name at the roster or in a tool set. Raise MethodError if it may not be called."""
+        tool = place.selection.tool(self._members.roster, name)
         if tool is None:
-            self._require_not_held(place, name, client)
-            raise _unknown_tool(name)
+            return None
         if not client.principal.may_invoke(tool.member, tool.name):
             if place.selection.tool_set:
                 raise _unknown_tool(name)  # the name in the set does not show the member, which may be reserved
@@ -110,7 +113,7 @@ class ToolCalls:
         if tool.needs_task:
             text = f"tool {tool.name[:100]!r} of member {tool.member!r} {mcp.NEEDS_TASK}"
             raise MethodError(INVALID_PARAMS, text)
-        return self._members.roster.members[tool.member]
+        return tool
 
     def _at_member(
         self, place: Place, member_name: str, name: str, client: Client
