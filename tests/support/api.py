@@ -84,6 +84,7 @@ EXAMPLES: dict[str, Any] = {
     "name": "example",
     "proposal": "nobody",
     "secret": "nobody",
+    "tool_set": "nobody",
     "node": "main",
     "tool": "echo",
     "pk": 1,
