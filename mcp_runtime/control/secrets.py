@@ -80,11 +80,9 @@ def allow_secret(secret: Secret, member: GuildMember, by: User | None, *, identi
 
     `identity` is that of the manifest which the user has seen. Raises RequestRefusedError if it is not this any more.
     """
-    digest = values.identity(member.manifest)
-    if identity is not None and identity != digest:
+    if identity is not None and identity != values.identity(member.manifest):
         raise RequestRefusedError(f"the manifest of {member.name!r} has just changed; look at it again")
-    columns: dict[str, Any] = {"digest": digest, "parts": values.parts(member.manifest)}
-    columns |= {"allowed_at": timezone.now(), "allowed_by": by}
+    columns = {**values.fingerprints(member.manifest), "allowed_at": timezone.now(), "allowed_by": by}
     with short_transaction():
         SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
         AuditEntry.record(Kind.SECRET_ALLOWED, _name(secret), member=member.name, after={"members": [member.name]})

@@ -69,10 +69,13 @@ def _allow(proposal: MemberProposal, member: GuildMember) -> None:
     with short_transaction():
         if not MemberProposal.objects.filter(pk=proposal.pk, allowed_at=None).update(allowed_at=timezone.now()):
             return
-        if (digest := values.identity(member.manifest)) != values.identity(approved):
+        if values.identity(member.manifest) != values.identity(approved):
             logger.warning("member %s is not what was approved, so it gets no secrets", member.name)
             return
-        columns = {"digest": digest, "allowed_at": timezone.now(), "allowed_by_id": proposal.approved_by_id}
+        columns = {
+            **values.fingerprints(member.manifest),
+            **{"allowed_at": timezone.now(), "allowed_by_id": proposal.approved_by_id},
+        }
         for secret in Secret.objects.filter(name__in=values.names_in(approved)):
             SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
             after = {"members": [member.name]}

@@ -96,6 +96,11 @@ def parts(manifest: Mapping[str, Any]) -> dict[str, str]:
     return {key: _digest(value)[:SHORT_DIGEST] for key, value in values.items() if value}
 
 
+def fingerprints(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a SecretUse that say for which member, as in this manifest, it holds."""
+    return {"digest": identity(manifest), "parts": parts(manifest)}
+
+
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 

@@ -135,7 +135,8 @@ def test_an_approved_member_gets_its_folder_its_row_and_its_secrets(members_dir:
     assert (members_dir / "notes" / FILE_NAME).read_text() == row.text
     member = GuildMember.objects.get(name="notes")
     assert (member.manifest["command"], member.sandbox, member.manifest_error) == ("serve", "on", "")
-    assert [(need.name, need.fault) for need in secrets.needs_of(member)] == [("notes-API_KEY", "")]
+    expected = [("notes-API_KEY", "", [])]
+    assert [(need.name, need.fault, need.changed_parts) for need in secrets.needs_of(member)] == expected
     assert SecretUse.objects.get().allowed_by == ada
     assert list(AuditEntry.objects.exclude(kind="user_created").order_by("id").values_list("kind", flat=True)) == [
         *("secret_set", "member_proposed", "member_approved"),
