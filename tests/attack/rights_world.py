@@ -198,10 +198,10 @@ def own_ids(principal: Who, data_dir: Path) -> dict[str, Any]:
     owner = User.objects.get(username=principal.name)
     ids = _belongings(_member(f"member-{owner.pk}", data_dir), "add", owner)
     lesser = User.objects.create_user(f"less than {owner.pk}")
-    secret = Secret.objects.get()  # it is nobody's own
+    shared = {"secret": Secret.objects.get().pk, "toolset": ToolSet.objects.get().pk}  # they are nobody's own
     return {
         **ids,
-        "secret": secret.pk,
+        **shared,
         "user": lesser.pk,
         "id": lesser.pk,
         "group": Group.objects.create(name=f"empty {owner.pk}").pk,
