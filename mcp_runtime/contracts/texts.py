@@ -42,8 +42,19 @@ def new_texts(before: Any, after: Any) -> Iterator[tuple[str, str]]:
     """
     known = {_plain(text) for _, text in every_text(before)}
     for place, text in every_text(after):
-        if _plain(text) not in known and not _is_notation(place, text):
+        if _plain(text) not in known and not (_is_notation(place, text) and _is_in_list(after, place)):
             yield place, text
+
+
+def _is_in_list(definition: Any, place: str) -> bool:
+    """Whether a value of an enumeration is in a list. What stands in an object there is a text that models read."""
+    *parents, parent, _ = ["", *place.split("/")]
+    if parent not in _LISTS_OF_VALUES:
+        return True
+    for part in [*parents[2:], parent]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        definition = definition[int(key)] if isinstance(definition, list) else definition[key]
+    return isinstance(definition, list)
 
 
 def _is_notation(place: str, text: str) -> bool:
