@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from guildhall import turns as module
 from guildhall.turns import Turn, Turns, computing, give_way_at_queries
 from mcp_runtime.schemas.schema_work import others_compute
+from roster.models import GuildMember
 from tests.conftest import eventually
 from tests.support.resources import entries_in
 
@@ -290,9 +291,9 @@ def test_a_request_yields_its_turn_for_reads_and_keeps_it_for_writes(turn_events
     assert User.objects.filter(username="nobody").first() is None
     assert turn_events == ["left", "came back"]
     turn_events.clear()
-    User.objects.create(username="somebody")
+    GuildMember.objects.create(name="somebody", directory="somebody")
     with transaction.atomic():
-        assert User.objects.count() == 1
+        assert GuildMember.objects.count() == 1
     assert turn_events == []
 
 
