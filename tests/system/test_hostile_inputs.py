@@ -177,7 +177,7 @@ def test_a_hall_sends_no_own_secrets_and_follows_no_links_out_of_the_folder(hall
 
         for name, path in files.items():
             wait_for_status(hall, name, "error")
-            assert f"the file {path} is the hall's own" in member(name).error
+            assert f"the file {path} is not for members" in member(name).error
         with pytest.raises(BlockingIOError):
             listener.accept()
     rows = dict(GuildMember.objects.values_list("name", "manifest_error"))
