@@ -70,6 +70,8 @@ class EntryForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
         super().__init__(*args, **kwargs)
         if self.instance.pk is not None:
             self.fields["content"].initial = str(self.instance)
+        for field in self.fields.values():  # the labels are in the head of the table, where they belong to no field
+            field.widget.attrs["aria-label"] = str(field.label)
 
     def entry(self) -> Entry:
         member, _, tool = self.cleaned_data["content"].partition("/")
