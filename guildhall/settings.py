@@ -271,8 +271,9 @@ GUILD_HALL_PLAIN_HTTP_HOSTS = env_hosts("GUILD_HALL_PLAIN_HTTP_HOSTS")
 GUILD_HALL_CALLS_PER_MINUTE = env_int("GUILD_HALL_CALLS_PER_MINUTE", 6000, 0, 1_000_000)
 GUILD_HALL_MAX_IN_FLIGHT = env_int("GUILD_HALL_MAX_IN_FLIGHT", 64, 1, 4096)
 GUILD_HALL_MAX_RESULT_BYTES = env_int("GUILD_HALL_MAX_RESULT_BYTES", 4_000_000, 1_000, 100_000_000)
-# So much is stored of the arguments and results of a call through the gateway. 0 stores nothing.
+# For members whose manifest does not say it: record changes of tools, or hold changed tools until an approval.
 GUILD_HALL_CONTRACTS = env_choice("GUILD_HALL_CONTRACTS", ("record", "hold"))
+# So much is stored of the arguments and results of a call through the gateway. 0 stores nothing.
 GUILD_HALL_RECORD_BYTES = env_int("GUILD_HALL_RECORD_BYTES", 4096, 0, 1_000_000)
 GUILD_HALL_KEEP_CALLS_DAYS = env_int("GUILD_HALL_KEEP_CALLS_DAYS", 30, 1, 3650)
 # Entries of the audit log. The database refuses to delete them earlier than the least value.

@@ -247,7 +247,7 @@ class Dispatcher:
 
     def _outcome(self, call: Call, member: LiveMember, exchange: Exchange) -> Outcome:
         if call.tool_name in member.held_tools and (
-            refusal := unit_of_work(partial(transitions.refusal_of_held, call))
+            refusal := unit_of_work(partial(transitions.refusal_of_held, member.member_id, member.name, call.tool_name))
         ):
             return Outcome.failed(ErrorKind.UNAVAILABLE, refusal)
         try:

@@ -108,7 +108,7 @@ def _queue_query(lease_id: uuid.UUID) -> CompiledQuery[Call]:
 
 
 def _conditions(exclusions: Exclusions, after: int) -> Iterator[tuple[str, Collection[Any]]]:
-    """The conditions in SQL, each with its values. Django would generate most of them anew, as they change often."""
+    """The conditions in SQL, each with its values. Django would generate most of them again, as they change often."""
     if after:
         yield f"{_TABLE}.id > %s", [after]
     if exclusions.members:

@@ -214,10 +214,10 @@ def reason_for_hold(tool: Tool) -> str:
     return contract.reason if contract else ""
 
 
-def refusal_of_held(call: Call) -> str:
-    """Return why a queued call cannot run, because its tool waits for an approval by now. Empty if it can run."""
-    tool = Tool.objects.filter(member=call.member_id, name=call.tool_name, is_held=True).first()
-    return "" if tool is None else str(ToolHeldError(call.member.name, tool.name, reason_for_hold(tool)))
+def refusal_of_held(member_id: int, member: str, tool_name: str) -> str:
+    """Return why an accepted call cannot be sent, because its tool waits for an approval by now. Empty if it can."""
+    tool = Tool.objects.filter(member=member_id, name=tool_name, is_held=True).first()
+    return "" if tool is None else str(ToolHeldError(member, tool_name, reason_for_hold(tool)))
 
 
 def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: Any) -> None:

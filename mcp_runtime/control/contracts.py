@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, cast
 
 from django.contrib.auth.models import User
@@ -21,7 +23,8 @@ from mcp_runtime.rows.database import short_transaction
 from roster.models import AuditEntry, Contract, ContractVersion, GuildMember, Hall, Tool
 
 MAX_LINES = 2_000  # of a diff
-MAX_LINE = 1_000  # characters
+MAX_COMPARED = 20_000  # lines of a definition. difflib would take too long for more
+_PIECES = re.compile(r"(?:\\u[0-9a-f]{4}|\\.|.){1,160}")  # of a line, and no escape is cut
 
 Pins = dict[str, dict[str, str]]  # by member: the versions by "kind/name"
 
@@ -87,18 +90,23 @@ def _version(contract: Contract, version: str) -> ContractVersion | None:
 def _diff(old: ContractVersion | None, new: ContractVersion) -> list[str]:
     before, after = (_lines(row) for row in (old, new))
     names = (old.version[:12] if old else "nothing", new.version[:12])
-    lines = [line[:MAX_LINE] for line in difflib.unified_diff(before, after, *names, lineterm="")]
+    omission = ""
+    if max(len(before), len(after)) > MAX_COMPARED:
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False)))
+        before, after = before[same : same + MAX_COMPARED], after[same : same + MAX_COMPARED]
+        omission = f"... only {MAX_COMPARED:,} lines from line {same + 1:,} on are compared"
+    lines = [*difflib.unified_diff(before, after, *names, lineterm="")]
     if len(lines) > MAX_LINES:
         lines = [*lines[:MAX_LINES], f"... and {len(lines) - MAX_LINES:,} more lines"]
-    return lines
+    return [*lines, omission] if omission else lines
 
 
 def _lines(row: ContractVersion | None) -> list[str]:
-    """The definition in lines of ASCII. Lines that are too many for difflib stay together."""
+    """The definition in short lines of ASCII. A long text goes on in the next line, so the diff shows all of it."""
     if row is None:
         return []
     lines = json.dumps(json.loads(row.definition), indent=2, sort_keys=True).splitlines()
-    return lines if len(lines) <= 10 * MAX_LINES else [row.definition]
+    return [piece for line in lines for piece in _PIECES.findall(line)]
 
 
 # Approvals --------------------------------------------------------------------------------------------------------

@@ -86,10 +86,13 @@ def approve(name: str, digest: str, by: User | None) -> MemberProposal:
 
 
 def discard(name: str) -> None:
-    """Delete the proposal, and the secrets that came with it. Raises UnknownProposalError."""
+    """Delete the proposal, and the secrets that came with it. Raises UnknownProposalError.
+
+    An approved one can be discarded as long as no node has created its folder.
+    """
     with short_transaction():
         list(Hall.objects.select_for_update())
-        proposal = find_proposal(name)
+        proposal = next((row for row in without_folder() if row.name == name), None) or find_proposal(name)
         for secret in Secret.objects.filter(name__in=proposal.secrets, uses=None):
             delete_secret(secret)
         AuditEntry.record(Kind.MEMBER_DISCARDED, f"member {name}", member=name, before=_summary(proposal))
@@ -100,6 +103,11 @@ def missing_secrets(proposal: MemberProposal) -> list[str]:
     """The secrets in its manifest that nobody has set, by name."""
     names = values.names_in(proposal.manifest)
     return sorted(names - set(Secret.objects.filter(name__in=names).values_list("name", flat=True)))
+
+
+def without_folder() -> list[MemberProposal]:
+    """The approved members whose folder no node has created yet."""
+    return [row for row in MemberProposal.objects.exclude(approved_at=None) if not row.has_folder]
 
 
 def folder_faults() -> list[str]:

@@ -32,6 +32,11 @@ def forbidden(caller: str, member: str, tool: str) -> MethodError:
     return MethodError(INVALID_PARAMS, text, {"member": member, "kind": "forbidden"})
 
 
+def held(member: str, refusal: str) -> MethodError:
+    """A tool of the member waits for an approval. Nothing was sent."""
+    return MethodError(INVALID_PARAMS, refusal, {"member": member, "kind": "held"})
+
+
 def of_member(error: ClientError, member: str, request: Request) -> MethodError:
     """Return a member's failure for the agent. JSON-RPC errors of the member stay unchanged. Others get its name."""
     error.was_sent = request.is_sent

@@ -14,6 +14,7 @@ from functools import partial
 
 from django.db import Error
 
+from mcp_runtime.calls.transitions import refusal_of_held
 from mcp_runtime.gateway import catalog, failures
 from mcp_runtime.gateway.catalog import OfferedMember, Roster
 from mcp_runtime.gateway.messages import NOT_SENT_YET, Request
@@ -139,6 +140,12 @@ class Members:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(AVAILABILITY_SECONDS):
                     await event.wait()
+
+    async def require_not_held(self, live_member: LiveMember, tool: str) -> None:
+        """Raise MethodError if the tool waits for an approval. The row says more than the last list of the member."""
+        look = partial(refusal_of_held, live_member.member_id, live_member.name, tool)
+        if refusal := await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look):
+            raise failures.held(live_member.name, refusal)
 
     def _no_use_waiting(self, member_id: int, started_at: float, deadline: float) -> tuple[Peer | None, str, str]:
         """Return the other node that owns the member, or why waiting is useless, and why a member in ERROR failed.

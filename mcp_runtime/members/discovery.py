@@ -18,7 +18,7 @@ from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.manifest.files import ManifestFile, read_all
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.rows.lease import has_other_nodes
-from roster.models import AuditEntry, GuildMember, Hall
+from roster.models import AuditEntry, GuildMember, Hall, MemberProposal
 
 
 @dataclass
@@ -116,6 +116,8 @@ class _Sync:
                 self._members(row).update(requested_node=node)
                 self.report.leaving.append(row.name)
         if self.report.removed:
+            # Otherwise a node that was away would create the folders again.
+            MemberProposal.objects.filter(name__in=self.report.removed, approved_at__isnull=False).delete()
             Hall.note_access_change()
 
     def _apply_good(self, file: ManifestFile, manifest: Manifest) -> str:

@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from mcp_runtime.members.manifest.files import create
 from mcp_runtime.members.manifest.parser import parse
+from mcp_runtime.protocol.errors import ManifestError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
 from roster.models import AuditEntry, GuildMember, Hall, MemberProposal, Secret, SecretUse
@@ -29,29 +30,26 @@ def _approved() -> QuerySet[MemberProposal]:
 def write_approved(members_dir: Path) -> None:
     """Create the folders of approved members that this node has not created yet.
 
-    A fault is noted in the row, and tried again each time. A member that was removed since does not come back.
+    A fault is noted in the row, and tried again each time. When a member is removed, its approval is deleted, so it
+    does not come back.
     """
     node = settings.GUILD_HALL_NODE
     due = [pk for pk, nodes in _approved().values_list("pk", "nodes") if nodes.get(node) != ""]
-    for proposal in _approved().filter(pk__in=due) if due else ():
-        removed = GuildMember.objects.filter(name=proposal.name, removed_at__gte=proposal.approved_at)
-        if removed.exists():
-            fault = "the member was removed before this node had its folder"
-        elif hashlib.sha256(proposal.text.encode()).hexdigest() != proposal.digest:
-            fault = "its row is not what was approved; discard it"
-        else:
-            fault = create(members_dir, proposal.name, proposal.text)
-        if proposal.nodes.get(node) != fault:
-            logger.log(
-                logging.WARNING if fault else logging.INFO, "approved member %s: %s", proposal.name, fault or "ok"
-            )
-            _note(proposal.pk, node, fault)
+    for pk in due:
+        with short_transaction():
+            # Another node may note its own fault at this moment, or a user may discard the proposal.
+            list(Hall.objects.select_for_update())
+            if (proposal := _approved().filter(pk=pk).first()) is not None:
+                _write(proposal, members_dir, node)
 
 
-def _note(pk: int, node: str, fault: str) -> None:
-    with short_transaction():
-        list(Hall.objects.select_for_update())  # another node notes its own at the same moment
-        proposal = MemberProposal.objects.get(pk=pk)
+def _write(proposal: MemberProposal, members_dir: Path, node: str) -> None:
+    if hashlib.sha256(proposal.text.encode()).hexdigest() != proposal.digest:
+        fault = "its row is not what was approved; discard it"
+    else:
+        fault = create(members_dir, proposal.name, proposal.text)
+    if proposal.nodes.get(node) != fault:
+        logger.log(logging.WARNING if fault else logging.INFO, "approved member %s: %s", proposal.name, fault or "ok")
         proposal.nodes[node] = fault
         proposal.save(update_fields=["nodes"])
 
@@ -60,8 +58,12 @@ def allow_secrets() -> None:
     """Allow new members to use the secrets in their approved manifests, if they run what was approved."""
     for proposal in _approved().filter(allowed_at=None):
         member = GuildMember.objects.filter(name=proposal.name, removed_at=None).first()
-        if member is not None:
+        if member is None:
+            continue
+        try:
             _allow(proposal, member)
+        except ManifestError as error:  # a newer release has approved it, which knows more keys
+            logger.warning("approved member %s gets no secrets from this node: %s", member.name, error)
 
 
 def _allow(proposal: MemberProposal, member: GuildMember) -> None:
@@ -80,5 +82,5 @@ def _allow(proposal: MemberProposal, member: GuildMember) -> None:
             SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
             after = {"members": [member.name]}
             AuditEntry.record(AuditEntry.Kind.SECRET_ALLOWED, f"secret {secret.name}", member=member.name, after=after)
-    failed = GuildMember.objects.filter(pk=member.pk, status=GuildMember.Status.ERROR)
-    failed.update(restart_requested_at=timezone.now())
+        failed = GuildMember.objects.filter(pk=member.pk, status=GuildMember.Status.ERROR)
+        failed.update(restart_requested_at=timezone.now())

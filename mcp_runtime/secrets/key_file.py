@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a hall without secrets does not load it, so that it starts 
 MAX_KEYS = 16
 MAX_BYTES = 4096
 UNUSED = "unused"
+COPY_OF_FILE = "put a copy of it back, or remove it and set all secrets again"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class KeyFile:
         new_lines = [line for line in lines if line.startswith(UNUSED)]
         if not new_lines:
             return False
-        others = [line for line in lines if line != new_lines[-1]]
+        others = [line for line in lines if line not in new_lines]  # nothing is encrypted with an unused key
         self._write([new_lines[-1].removeprefix(f"{UNUSED} "), *others])
         return True
 
@@ -72,9 +73,11 @@ class KeyFile:
             if lines[0].startswith(UNUSED):
                 raise ValueError("no key encrypts")
         except OSError as error:
-            raise KeyFileError(f"the key file {self.path} cannot be read: {error.strerror}") from error
+            raise KeyFileError(f"the key file {self.path} cannot be read: {error.strerror}; {COPY_OF_FILE}") from error
         except ValueError:  # also UnicodeDecodeError
-            raise KeyFileError(f"the key file {self.path} does not hold keys of Fernet, one a line") from None
+            raise KeyFileError(
+                f"the key file {self.path} does not hold keys of Fernet, one a line; {COPY_OF_FILE}"
+            ) from None
         return lines
 
     def _write(self, lines: list[str], *, is_new: bool = False) -> None:

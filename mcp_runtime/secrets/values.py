@@ -84,16 +84,21 @@ def decrypt(secret: Secret) -> str:
 
 def identity(manifest: Mapping[str, Any]) -> str:
     """The digest of what the member runs or calls. `manifest` has JSON values, as in the member's row."""
-    return _digest(parts(manifest))
+    return _digest(_identifying_values(manifest))
 
 
 def parts(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of the parts of which `identity` is made, by their keys in the manifest."""
-    values: dict[str, Any] = {key: manifest.get(key) or None for key in IDENTITY_KEYS}
+    """Short digests of the values of which `identity` is made, by their keys in the manifest. They say what changed."""
+    return {key: _digest(value)[:SHORT_DIGEST] for key, value in _identifying_values(manifest).items()}
+
+
+def _identifying_values(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    values = {key: manifest[key] for key in IDENTITY_KEYS if manifest.get(key)}
     values["sandbox"] = manifest.get("sandbox") or "off"
-    values["headers"] = sorted(manifest.get("headers") or {})
-    values |= {f"env.{name}": value for name, value in (manifest.get("env") or {}).items()}
-    return {key: _digest(value)[:SHORT_DIGEST] for key, value in values.items() if value}
+    if headers := manifest.get("headers"):
+        values["headers"] = sorted(headers)
+    # An empty variable counts: an empty PATH decides what a command runs.
+    return values | {f"env.{name}": value for name, value in (manifest.get("env") or {}).items()}
 
 
 def fingerprints(manifest: Mapping[str, Any]) -> dict[str, Any]:

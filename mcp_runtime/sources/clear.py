@@ -24,6 +24,7 @@ _WORD = re.compile(
 _PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.@+ -]+)+/?|[A-Za-z]:(?:[\\/]+[\w.@+ -]+)+[\\/]*")
 _ADDRESS = re.compile(r"(?:https?|wss?)://[\w.-]+(?::\d{1,5})?(?:/[\w./~-]*)?|[a-z][a-z0-9.-]*:\d{2,5}")
 _WORDS = re.compile(r"[\w.,:@/ +*-]{1,100}")
+_PASSWORD = re.compile(r":[^/]*@")  # of an address without a scheme, such as user:password@host
 _ORDINARY_NAME = re.compile(
     r"(?i)(?:^|[_-])(?:level|mode|region|zone|host|hostname|port|dirs?|path|paths|file|env|environment|lang|language"
     r"|locale|tz|timezone|timeout|format|model|models|name|user|username|email|version|tools|toolsets?|features|output"
@@ -60,7 +61,8 @@ def is_clear(name: str, value: str) -> bool:
         return _FILE_NAME.search(name) is not None and _PATH.fullmatch(value) is not None
     if any(pattern.fullmatch(value) for pattern in (_NUMBER, _WORD, _PATH, _ADDRESS)):
         return True
-    return _ORDINARY_NAME.search(name) is not None and _WORDS.fullmatch(value) is not None
+    is_ordinary = _ORDINARY_NAME.search(name) is not None and _WORDS.fullmatch(value) is not None
+    return is_ordinary and not _PASSWORD.search(value)
 
 
 def has_token(text: str) -> bool:

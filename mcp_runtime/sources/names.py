@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from mcp_runtime.members.manifest.parser import name_error
 from mcp_runtime.protocol.errors import SourceError
+from mcp_runtime.sources.clear import sounds_secret
 from mcp_runtime.sources.drafts import quoted
 
 MAX_NAME = 64
@@ -51,7 +52,7 @@ def package_of(argv: list[str]) -> tuple[str, str] | None:
         return None
     words = iter(argv[1:])
     for word in words:
-        if word in _FLAGS_WITH_VALUE:
+        if word in _FLAGS_WITH_VALUE or (word.startswith("-") and "=" not in word and sounds_secret(word)):
             next(words, None)
         elif not word.startswith("-") and word not in _LAUNCHER_WORDS:
             match = _PACKAGE.fullmatch(word)

@@ -25,6 +25,7 @@ _PLACEHOLDER = re.compile(
 )
 _FLAG = re.compile(r"(--?[A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(=)(.*)", re.DOTALL)
+_PAIR = re.compile(r"(?<!\S)([A-Za-z_]\w*)=(\S+)")
 _HEADER = re.compile(r"([A-Za-z][\w-]{0,99})(\s*[:=]\s*)(.*)", re.DOTALL)
 _USER = re.compile(r"([^:@\s/]+:)(\S+)")
 _ADDRESS = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30}://)(\S+)")
@@ -141,9 +142,17 @@ class Values:
             return self._secret(label or "settings", part, place)
         has_tokens = has_token(part)
         text = _ADDRESS.sub(lambda match: match[1] + self._open_address(match[2], place, has_tokens), part)
+        text = _PAIR.sub(lambda match: self._open_pair(match, place), text)
         if has_token(REFERENCE.sub(" ", text)):
             return self._secret(label or "argument", part, place)
         return text
+
+    def _open_pair(self, match: re.Match[str], place: str) -> str:
+        """NAME=VALUE among other words, such as the password in the connection string of a database."""
+        name, value = match[1], match[2]
+        if "${" in value or not sounds_secret(name):
+            return match[0]
+        return f"{name}={self._literal(name, value, place)}"
 
     def _open_address(self, address: str, place: str, has_tokens: bool) -> str:
         """An address without its scheme, with references in place of its passwords, parameters and tokens."""
@@ -209,12 +218,14 @@ class Values:
         known = next((name for name, asked in self.inputs.items() if asked.label == label), None)
         name = known or self._name(label)
         details = described or {}
-        options = details.get("options")
+        description, options = str(details.get("description") or ""), details.get("options")
+        if not isinstance(options, list) or details.get("password") or sounds_secret(label):
+            options = []
         self.inputs[name] = Input(
             name,
             label,
-            str(details.get("description") or "")[:500],
-            tuple(str(option)[:200] for option in options[:50]) if isinstance(options, list) else (),
+            "" if has_token(description) else description[:500],
+            tuple(str(option)[:200] for option in options[:50] if not has_token(str(option))),
         )
         return f"${{secret:{name}}}"
 

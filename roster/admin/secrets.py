@@ -24,8 +24,8 @@ SHOWN_FIELDS = ["name", "allowed_members", "changed", "changed_by"]  # for users
 NEW_VALUE_HELP = "It is encrypted, and the hall never shows it again."
 VALUE_HELP = "Leave it empty to keep the value. Members that run get a new value when they start the next time."
 MEMBERS_HELP = (
-    "Only these members can use it. If the command, the arguments, the environment, the URL or the names of headers of "
-    "a member change, the member cannot use it until you allow that again on the page of the member."
+    "Only these members can use it. If the command, the arguments, the environment, the sandbox, the URL or the "
+    "names of headers of a member change, the member cannot use it until you allow that again on its page."
 )
 
 

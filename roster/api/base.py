@@ -69,6 +69,19 @@ class HallView(APIView):
 PAGING = {"cursor", "page_size"}
 
 
+class Filters(serializers.Serializer[Any]):
+    """The query parameters that filter a list."""
+
+    def validate(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Refuse unknown filters. If a misspelt filter were ignored, the list would contain too many rows."""
+        if unknown_names := set(self.initial_data) - set(self.fields) - PAGING:
+            field_names = ", ".join(self.fields)
+            raise serializers.ValidationError(
+                {name: [f"Unknown filter. The filters are {field_names}."] for name in unknown_names}
+            )
+        return values
+
+
 class NewestFirst(CursorPagination):
     """Pages that do not shift when new rows arrive. Their URLs have no host, so they are right behind any proxy."""
 

@@ -24,7 +24,7 @@ from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
 from mcp_runtime.security.limits import Limiter
 from roster.api import requests
-from roster.api.base import PAGING, REFUSED, HallView, NewestFirst, query_of
+from roster.api.base import REFUSED, Filters, HallView, NewestFirst, query_of
 from roster.api.described import extend_schema
 from roster.api.permissions import principal_of, readable_call, readable_calls
 from roster.api.tools import ToolVerbView
@@ -151,7 +151,7 @@ def _timestamp(moment: datetime | None) -> str | None:
     return moment.isoformat().replace("+00:00", "Z") if moment is not None else None
 
 
-class CallFilters(serializers.Serializer[Any]):
+class CallFilters(Filters):
     """The filters of the list of calls."""
 
     status = serializers.MultipleChoiceField(choices=Call.Status.choices, required=False)
@@ -162,15 +162,6 @@ class CallFilters(serializers.Serializer[Any]):
     requested_by = serializers.CharField(required=False, help_text="The name of a user.")
     since = serializers.DateTimeField(required=False, help_text="Only calls that were queued at this time or later.")
     until = serializers.DateTimeField(required=False, help_text="Only calls that were queued before this time.")
-
-    def validate(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Refuse unknown filters. If a misspelt filter were ignored, the list would contain too many calls."""
-        if unknown_names := set(self.initial_data) - set(self.fields) - PAGING:
-            field_names = ", ".join(self.fields)
-            raise serializers.ValidationError(
-                {name: [f"Unknown filter. The filters are {field_names}."] for name in unknown_names}
-            )
-        return values
 
 
 _COLUMNS = [field.name for field in Call._meta.concrete_fields]

@@ -70,7 +70,9 @@ class ReviewFilters(serializers.Serializer[Any]):
 
 
 class ApprovalOptions(Strict):
-    name = serializers.CharField(required=False, help_text="The name of the tool. Not with all.")
+    name = serializers.CharField(
+        required=False, allow_blank=True, help_text="The name of the tool. Empty for instructions. Not with all."
+    )
     kind = serializers.CharField(default=Contract.Kind.TOOL.value, help_text=KINDS)
     version = serializers.CharField(required=False, help_text="The whole version that you have read. Needed with name.")
     all = serializers.BooleanField(default=False, help_text="Approve all held contracts of the member.")

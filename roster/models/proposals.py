@@ -60,7 +60,13 @@ class MemberProposal(models.Model):
         values: dict[str, Any] = json.loads(self.text)
         return values
 
+    @property
+    def has_folder(self) -> bool:
+        """Whether some node has created the folder."""
+        return "" in self.nodes.values()
+
     @classmethod
     def prune(cls) -> None:
-        """Delete those that were approved long ago. Open ones stay, because their secrets would stay without them."""
-        cls.objects.filter(approved_at__lt=timezone.now() - cls.KEEP).delete()
+        """Delete those that became members long ago. The secrets of others would stay without their proposal."""
+        old = cls.objects.filter(approved_at__lt=timezone.now() - cls.KEEP)
+        cls.objects.filter(pk__in=[row.pk for row in old if row.has_folder]).delete()

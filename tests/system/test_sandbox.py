@@ -264,7 +264,7 @@ def test_a_member_that_requires_more_than_the_machine_can_enforce_does_not_start
     """The worker believes that this kernel has no Landlock, as a kernel of 2020."""
     site = hall.members_dir.parent / "site"
     site.mkdir()
-    # The program that probes the machine is isolated, so the worker itself is told.
+    # The program that probes the machine does not import this file, so the file changes what the worker believes.
     (site / "sitecustomize.py").write_text(
         "from mcp_runtime.sandbox import capabilities\n"
         "capabilities.probe = lambda: capabilities.Capabilities(0, True, True)\n"

@@ -67,7 +67,8 @@ class Introductions:
         introduction: dict[str, Any] = {
             "capabilities": tasks.offered_capabilities(_with_list_changes(result["capabilities"]))
         }
-        if isinstance(result.get("instructions"), str):
+        # Held instructions are in no row. The hall does not compare those of a discovery.
+        if not member.holds_changes and isinstance(result.get("instructions"), str):
             introduction["instructions"] = result["instructions"]
         info = object_of(object_of(result.get("_meta")).get(f"{mcp.META}serverInfo"))
         return introduction | ({"serverInfo": info} if info else {})

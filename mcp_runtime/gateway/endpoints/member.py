@@ -83,18 +83,19 @@ class MemberEndpoints:
 def _narrow_tools(member: OfferedMember, principal: Principal, body: bytes) -> bytes:
     """Return a member's tools/list without disabled tools and tools that this client may not call.
 
-    If the hall holds changes of the member, tools that are not as the hall listed them are left out too.
+    If the hall holds changes of the member, tools that are not as the hall listed them are left out too. The others are
+    in the bytes of the hall, because clients may read duplicate keys differently.
     """
     answer = envelope.read(body)
     result = envelope.fields(answer.result)
     tools = envelope.items(result.get("tools"))
     names = [envelope.text(envelope.fields(tool).get("name")) for tool in tools]
     visible_tools = [
-        tool
+        Raw(member.tools[name].own_json) if member.holds_changes else tool
         for name, tool in zip(names, tools, strict=True)
         if name not in member.hidden and principal.may_invoke(member.name, name) and _is_known(member, name, tool)
     ]
-    if len(visible_tools) == len(tools):
+    if len(visible_tools) == len(tools) and not member.holds_changes:
         return body
     return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": visible_tools}))
 

@@ -34,16 +34,9 @@ class ToolCalls:
     async def answer(self, place: Place, request: Request) -> Reply:
         name: str = request.params["name"]
         if place.member is None:
-            tool = self._selected_tool(place, name, request.client)
-            if tool is None:
-                await self._members.reload_for_unknown_name()  # its member may have connected just now
-                tool = self._selected_tool(place, name, request.client)
-            if tool is None:
-                self._require_not_held(place, name, request.client)
-                raise _unknown_tool(name)
-            member = self._members.roster.members[tool.member]
+            member, tool = await self._at_roster(place, name, request.client)
         else:
-            member, tool = self._at_member(place, place.member, name, request.client)
+            member, tool = await self._at_member(place, place.member, name, request.client)
         if tool is not None:
             request.places = tool.parameter_headers
         own_name = tool.name if tool else name
@@ -101,6 +94,17 @@ class ToolCalls:
             return reply
         return await self._rewriting.rewrite(reply, request, partial(_with_task, owner, member.pk, "task" in params))
 
+    async def _at_roster(self, place: Place, name: str, client: Client) -> tuple[OfferedMember, OfferedTool | None]:
+        """Return the member and the tool at the roster or in a tool set. Raise MethodError if it may not be called."""
+        tool = self._selected_tool(place, name, client)
+        if tool is None:
+            await self._members.reload_for_unknown_name()  # its member may have connected just now
+            tool = self._selected_tool(place, name, client)
+        if tool is None:
+            self._require_not_held(place, name, client)
+            raise _unknown_tool(name)
+        return self._members.roster.members[tool.member], tool
+
     def _selected_tool(self, place: Place, name: str, client: Client) -> OfferedTool | None:
         """Return the tool with this name at the roster or in a tool set. Raise MethodError if it may not be called."""
         tool = place.selection.tool(self._members.roster, name)
@@ -115,7 +119,7 @@ class ToolCalls:
             raise MethodError(INVALID_PARAMS, text)
         return tool
 
-    def _at_member(
+    async def _at_member(
         self, place: Place, member_name: str, name: str, client: Client
     ) -> tuple[OfferedMember, OfferedTool | None]:
         """Return the member and the tool at a member's own path, where it may accept a tool that the catalog lacks.
@@ -124,6 +128,10 @@ class ToolCalls:
         """
         member = self._members.get(member_name)
         tool = member.tools.get(name)
+        if tool is None and member.holds_changes:
+            await self._members.reload_for_unknown_name()  # the hall may have listed it just now
+            member = self._members.get(member_name)
+            tool = member.tools.get(name)
         if name in member.hidden or (tool is None and member.holds_changes):
             self._require_not_held(place, name, client)
             raise _unknown_tool(name)
@@ -141,8 +149,7 @@ class ToolCalls:
         reason = roster.members[member].held.get(own_name) if member in roster.members else None
         may_know = place.selection.has(member) and client.principal.may_invoke(member, own_name)
         if reason is not None and may_know:
-            text = str(ToolHeldError(member, own_name, reason))
-            raise MethodError(INVALID_PARAMS, text, {"member": member, "kind": "held"})
+            raise failures.held(member, str(ToolHeldError(member, own_name, reason)))
 
     def _record_stream(self, stream: Stream, call: FinishedCall, request: Request, member: str) -> Stream:
         async def events() -> AsyncGenerator[Event]:

@@ -63,6 +63,9 @@ class Relay:
             request.unsent_reason = f"it accepted no connection, or began no session, {within}"
             live_member.relayed_calls += 1
             try:
+                # Its list may have changed while the call waited for its start or for a slot.
+                if request.method == "tools/call" and request.params["name"] in live_member.held_tools:
+                    await self._members.require_not_held(live_member, request.params["name"])
                 # It may have ended while the call waited for a slot.
                 if self._members.seems_connected(member) is live_member:
                     return _keep_slot_until_over(route, owner, await self._ask_and_note_silence(route, request))

@@ -58,6 +58,7 @@ class ProposalsScreen(RuntimeRowAdmin):
             "form": SourceForm(),
             "proposals": [described(row) for row in proposals.open_proposals()],
             "faults": proposals.folder_faults(),
+            "without_folder": proposals.without_folder(),
             "may_set_secrets": request.user.has_perm("roster.add_secret"),
         }
         return TemplateResponse(request, "admin/roster/guildmember/proposals.html", context)

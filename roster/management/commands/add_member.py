@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentParser
-from pathlib import Path
 from typing import Any
 
 from django.conf import settings
@@ -94,12 +94,11 @@ def _text_of(source: str) -> str:
     try:
         if source == "-":
             return sys.stdin.read(MAX_BYTES)
-        path = Path(source)
-        if len(source) < 4096 and "\0" not in source and path.is_file():
-            with path.open(encoding="utf-8") as file:
+        if "\0" not in source and os.path.isfile(source):  # False for a name that is too long
+            with open(source, encoding="utf-8") as file:
                 return file.read(MAX_BYTES)
     except UnicodeDecodeError as error:
         raise CommandError("The source is not text in UTF-8.") from error
     except OSError as error:
-        raise CommandError(f"{source!r} cannot be read: {error.strerror}") from error
+        raise CommandError(f"The file cannot be read: {error.strerror}.") from error
     return source

@@ -17,6 +17,7 @@ from roster.models import Contract
 
 # The exit codes of `check`. Other errors exit with 1.
 CHANGED, REMOVED, ADDED = 10, 11, 12
+MAX_FACT = 1_000  # characters of a line with words of a member
 COLUMNS = ["MEMBER", "KIND", "NAME", "VERSION", "STATE", "GRADE"]
 HELP = (
     "Show what members list and how it changed, and approve changes that are held. `pin` writes the agreed versions "
@@ -37,18 +38,18 @@ class Command(HallCommand):
             ("history", "the versions of one contract"),
             ("diff", "what changed since the agreed version"),
         ):
-            self._add_names(verbs.add_parser(verb, help=text))
+            self._add_contract(verbs.add_parser(verb, help=text))
         approve = verbs.add_parser("approve", help="approve a held contract, or with --all those of a member")
-        self._add_names(approve, optional=True)
+        self._add_contract(approve)
         approve.add_argument("--all", action="store_true", help="all held contracts of the member")
         approve.add_argument("--version", default="", help="only if this is still its version (the first characters)")
         verbs.add_parser("pin", help="write the agreed versions as JSON")
         verbs.add_parser("check", help="compare the members with a file of pins").add_argument("file", type=Path)
 
     @staticmethod
-    def _add_names(parser: ArgumentParser, *, optional: bool = False) -> None:
+    def _add_contract(parser: ArgumentParser) -> None:
         parser.add_argument("member")
-        parser.add_argument("name", nargs="?" if optional else None, help="the name of the tool or prompt")
+        parser.add_argument("name", nargs="?", default="", help="the name of the tool; instructions have none")
         parser.add_argument("--kind", choices=Contract.Kind.values, default=Contract.Kind.TOOL.value)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -82,18 +83,22 @@ class Command(HallCommand):
 
     def _show(self, contract: Contract) -> None:
         review = contracts.review(contract)
-        self.stdout.write(f"{contract} of {contract.member.name}: {state_of(contract)}, version {review.after.version}")
+        title = f"{contract} of {contract.member.name}: {state_of(contract)}, version {review.after.version}"
+        self.stdout.write(one_line(title, MAX_FACT))
         for change in review.changes:
-            self.stdout.write(f"  {change.grade}: {change.place or '/'}: {change.sentence}")
+            text = f"{change.grade}: {change.place or '/'}: {change.sentence}"
+            self.stdout.write(f"  {one_line(text, MAX_FACT)}")
         for finding in review.after.findings:
-            self.stdout.write(f"  finding ({finding['weight']}): {finding['place'] or '/'}: {finding['sentence']}")
+            text = f"finding ({finding['weight']}): {finding['place'] or '/'}: {finding['sentence']}"
+            self.stdout.write(f"  {one_line(text, MAX_FACT)}")
         for line in review.diff:
             self.stdout.write(line)
 
     def _approve(self, options: dict[str, Any]) -> None:
         approver = f"{getpass.getuser()} (system user)"
-        if options["all"] == bool(options["name"]):
-            raise CommandError("Give the name of a tool, or --all.")
+        is_named = options["name"] != "" or options["kind"] == Contract.Kind.INSTRUCTIONS
+        if options["all"] == is_named:
+            raise CommandError("Give the name of a tool, or --kind instructions, or --all.")
         if options["all"]:
             rows = contracts.approve_all(find_member(options["member"]), None, approver)
             self.stdout.write(f"Approved: {', '.join(one_line(str(row), 255) for row in rows) or 'nothing was held'}.")

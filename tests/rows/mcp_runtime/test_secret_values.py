@@ -11,6 +11,7 @@ from django.db import connection
 
 from mcp_runtime.control import secrets
 from mcp_runtime.protocol.errors import (
+    KeyFileError,
     RequestRefusedError,
     SecretError,
     SecretKeyError,
@@ -89,6 +90,7 @@ def test_a_member_that_was_not_allowed_gets_a_sentence_with_the_command() -> Non
         {"env": {"API_KEY": "${secret:api-key}", "PATH": "/tmp/bin"}},
         {"transport": "stdio"},
         {"sandbox": "on"},
+        {"env": {**MANIFEST["env"], "PATH": ""}},
     ],
 )
 def test_a_member_that_was_changed_cannot_use_its_secrets_until_that_is_allowed_again(change: dict[str, Any]) -> None:
@@ -255,6 +257,24 @@ def test_a_file_that_holds_no_keys_is_refused(key_path: Path, content: bytes) ->
     key_path.write_bytes(content)
     with pytest.raises(RequestRefusedError, match="does not hold keys"):
         secrets.set_secret("a", CANARY, by=None)
+
+
+def test_a_key_that_was_added_and_never_used_goes_when_a_later_one_is_used(key_path: Path) -> None:
+    keys = KeyFile(key_path)
+    keys.create()
+    keys.add()
+    keys.add()
+    first, _, last = (line.removeprefix("unused ") for line in key_path.read_text().splitlines())
+    assert keys.use_new()
+    assert key_path.read_text().splitlines() == [last, first]
+
+
+@pytest.mark.parametrize("content", [None, b"short"])
+def test_an_error_of_the_key_file_says_how_to_mend_it(key_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        key_path.write_bytes(content)
+    with pytest.raises(KeyFileError, match="put a copy of it back, or remove it and set all secrets again"):
+        KeyFile(key_path).cipher()
 
 
 def test_a_rotation_encrypts_all_secrets_with_a_new_key_and_drops_the_old_one(key_path: Path) -> None:

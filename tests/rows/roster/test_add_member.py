@@ -47,6 +47,12 @@ def test_standard_input_a_command_line_and_a_url_are_sources(monkeypatch: pytest
     assert set(MemberProposal.objects.values_list("name", flat=True)) == {"notes", "thing", "example"}
 
 
+def test_a_long_command_line_is_no_name_of_a_file() -> None:
+    path = "/" + "word-" * 60
+    assert path in run(f"npx -y thing-mcp --text {path}", "--name", "thing")
+    assert MemberProposal.objects.get().manifest["args"][-1] == path
+
+
 def test_the_result_as_json_has_everything_for_the_approval() -> None:
     text = json.dumps({"mcpServers": {"notes": {"command": "serve"}, "box": {"command": "docker", "args": ["run"]}}})
     result = json.loads(run(text, "--json"))

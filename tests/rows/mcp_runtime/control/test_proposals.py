@@ -52,9 +52,13 @@ def approved(text: str = TEXT, by: User | None = None) -> MemberProposal:
 
 def turn(members_dir: Path) -> None:
     """What the supervisor does in each turn."""
+    turn_without_secrets(members_dir)
+    allow_secrets()
+
+
+def turn_without_secrets(members_dir: Path) -> None:
     write_approved(members_dir)
     discovery.sync(members_dir)
-    allow_secrets()
 
 
 def dump_of_rows() -> str:
@@ -264,6 +268,22 @@ def test_a_member_that_was_removed_does_not_come_back(tmp_path: Path, members_di
     assert not (tmp_path / "new" / "notes").exists()
 
 
+def test_a_node_that_was_away_creates_the_member_that_was_approved_last(
+    tmp_path: Path, members_dir: Path, settings: Any
+) -> None:
+    approved()
+    turn(members_dir)
+    (members_dir / "notes" / FILE_NAME).unlink()
+    (members_dir / "notes").rmdir()
+    turn(members_dir)
+    row = approved(TEXT.replace("--fast", "--slow"))
+    turn(members_dir)
+    settings.GUILD_HALL_NODE = "there"
+    write_approved(tmp_path / "there")
+    assert (tmp_path / "there/notes" / FILE_NAME).read_text() == row.text
+    assert "--slow" in row.text
+
+
 def test_a_member_that_was_removed_can_be_proposed_again(members_dir: Path) -> None:
     GuildMember.objects.create(name="notes", directory="notes", manifest={}, removed_at=timezone.now())
     approved()
@@ -280,10 +300,17 @@ def test_a_manifest_that_was_edited_before_the_sync_gets_no_secrets(members_dir:
     assert SecretUse.objects.count() == 0
 
 
+def test_a_manifest_of_a_newer_release_stops_no_turn(members_dir: Path) -> None:
+    row = approved()
+    turn_without_secrets(members_dir)
+    MemberProposal.objects.filter(pk=row.pk).update(text=row.text.replace('"serve"', "7"))
+    allow_secrets()
+    assert (SecretUse.objects.count(), MemberProposal.objects.get().allowed_at) == (0, None)
+
+
 def test_a_member_that_failed_without_its_secrets_is_tried_again(members_dir: Path) -> None:
     approved()
-    write_approved(members_dir)
-    discovery.sync(members_dir)
+    turn_without_secrets(members_dir)
     GuildMember.objects.update(status=GuildMember.Status.ERROR)
     allow_secrets()
     assert GuildMember.objects.get().restart_requested_at is not None
@@ -301,11 +328,33 @@ def test_a_discarded_proposal_leaves_no_secret() -> None:
         proposals.find_proposal("notes")
 
 
-def test_old_approvals_are_deleted_and_open_proposals_stay() -> None:
+def test_an_approved_member_without_a_folder_can_be_discarded(members_dir: Path) -> None:
+    (members_dir / "notes").mkdir(parents=True)
     approved()
+    turn(members_dir)
+    assert [row.name for row in proposals.without_folder()] == ["notes"]
+    proposals.discard("notes")
+    assert (MemberProposal.objects.count(), Secret.objects.count()) == (0, 0)
+    (members_dir / "notes").rmdir()
+    turn(members_dir)
+    assert GuildMember.objects.count() == 0
+
+
+def test_an_approved_member_with_a_folder_cannot_be_discarded(members_dir: Path) -> None:
+    approved()
+    turn(members_dir)
+    with pytest.raises(UnknownProposalError):
+        proposals.discard("notes")
+
+
+def test_old_approvals_are_deleted_and_proposals_that_are_not_members_stay(members_dir: Path) -> None:
+    approved()
+    turn(members_dir)
     propose(name="open")
+    row = propose(name="waiting")
+    proposals.approve("waiting", row.digest, None)
     old = timezone.now() - 2 * MemberProposal.KEEP
     MemberProposal.objects.update(created_at=old)
     MemberProposal.objects.exclude(approved_at=None).update(approved_at=old)
     MemberProposal.prune()
-    assert list(MemberProposal.objects.values_list("name", flat=True)) == ["open"]
+    assert list(MemberProposal.objects.values_list("name", flat=True)) == ["open", "waiting"]

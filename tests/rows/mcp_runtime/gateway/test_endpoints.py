@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -288,6 +289,59 @@ def test_a_held_tool_is_in_no_list_and_its_call_says_why(world: World, notes: Me
     stranger = make_token(scope=Token.Scope.MEMBERS, members=[other])
     message = world.agent("/mcp", stranger).begin().call("notes__echo")["error"]["message"]
     assert "held" not in message
+
+
+@pytest.mark.parametrize(("path", "name"), [("/mcp", "notes__echo"), ("/mcp/notes", "echo")])
+def test_a_call_that_starts_its_member_is_refused_if_the_new_list_is_held(
+    world: World, notes: Member, path: str, name: str
+) -> None:
+    """The roster in memory still has the tool as it was agreed."""
+    client, live_member = world.agent(path).begin(), world.live.pop(notes.row.pk)
+    Tool.objects.filter(name="echo").update(is_held=True)
+    Contract.objects.create(member=notes.row, kind="tool", name="echo", is_held=True, reason="a text changed")
+    live_member.held_tools = frozenset({"echo"})
+
+    def start() -> None:
+        world.live[notes.row.pk] = live_member
+
+    threading.Timer(0.3, start).start()
+    error = client.call(name)["error"]
+    assert error["data"] == {"member": "notes", "kind": "held"}
+    assert notes.messages("tools/call") == []
+    Tool.objects.filter(name="echo").update(is_held=False)  # an approval, before the member lists its tools again
+    assert "result" in client.call(name)
+    eventually(lambda: live_member.relayed_calls == 0)
+
+
+def test_the_instructions_of_a_discovery_are_not_passed_on_if_changes_are_held(world: World) -> None:
+    member = world.member(
+        behaviours={"server/discover": discover}, capabilities=HANDSHAKE_CAPABILITIES, contracts="hold"
+    )
+    GuildMember.objects.update(instructions="As agreed.")
+    world.gateway.member_changed(member.row.pk)
+    eventually(lambda: initialize(world.agent("/mcp/notes")).get("instructions"))
+    discovery = world.agent("/mcp/notes").modern("server/discover").json()["result"]
+    assert discovery["capabilities"] == DISCOVERY_CAPABILITIES
+    assert discovery["instructions"] == "As agreed."
+
+
+def test_a_list_of_a_member_whose_changes_are_held_has_each_key_once(world: World) -> None:
+    """A client may read the first of two keys, and the hall has read the last one."""
+    tools = [{"name": "echo", "description": "Good."}]
+    member = world.member("notes", tools=tools, contracts="hold")
+    for tool in Tool.objects.all():
+        Tool.objects.filter(pk=tool.pk).update(version=version_of(tool.definition))
+
+    def twice(incoming: MemberRequest) -> None:
+        entry = '{"name": "echo", "description": "Evil.", "description": "Good."}'
+        body = f'{{"jsonrpc": "2.0", "id": {json.dumps(incoming.id)}, "result": {{"tools": [{entry}]}}}}'
+        incoming.http(200, body.encode())
+
+    member.behaviours["tools/list"] = twice
+    response = world.agent("/mcp/notes").begin().send("tools/list")
+    assert member.messages("tools/list") != []
+    assert "Good." in response.text
+    assert "Evil." not in response.text
 
 
 def test_a_members_own_list_has_only_tools_as_the_hall_knows_them_if_changes_are_held(world: World) -> None:

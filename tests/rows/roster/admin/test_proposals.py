@@ -76,6 +76,15 @@ def test_a_folder_that_stands_in_the_way_is_named(page: Client) -> None:
     assert "has no folder on node main: the folder x exists already" in html(page.get(PAGE))
 
 
+def test_an_approved_member_without_a_folder_can_be_discarded(page: Client) -> None:
+    (row,) = proposals.propose("serve", None, name="notes")[1]
+    proposals.approve("notes", row.digest, None)
+    assert "Discard notes" in page.get(PAGE).content.decode()
+    page.post(PAGE, {"name": "notes", "discard": "1"})
+    assert MemberProposal.objects.count() == 0
+    assert "Discard notes" not in page.get(PAGE).content.decode()
+
+
 def test_the_roster_leads_to_the_page_only_for_users_who_may_approve(page: Client, client: Client) -> None:
     address = reverse("admin:roster_guildmember_proposals")
     assert html(page.get("/admin/")).count(address) == 2  # above, and in the empty roster

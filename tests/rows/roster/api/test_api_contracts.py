@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from mcp_runtime.contracts.canonical import version_of
-from mcp_runtime.members import tools
+from mcp_runtime.members import contracts, tools
 from mcp_runtime.members.contracts import Policy
 from roster.models import Contract, GuildMember, Token, Tool
 from tests.support.admin import allow
@@ -62,6 +62,16 @@ def test_all_held_contracts_are_approved_at_once(anna: GuildMember, olga: User) 
     client = client_of(olga)
     assert [row["name"] for row in approve(client, all=True).json()["contracts"]] == ["echo"]
     assert approve(client, all=True).json() == {"contracts": []}
+
+
+def test_held_instructions_are_approved_without_the_held_tool(anna: GuildMember, olga: User) -> None:
+    for text in ("Be brief.", "Be long."):
+        contracts.write(anna.pk, contracts.prepare_instructions(anna.pk, text, Policy.HOLD))
+    held = Contract.objects.get(kind="instructions")
+    answer = approve(client_of(olga), name="", kind="instructions", version=held.version)
+    assert [row["kind"] for row in answer.json()["contracts"]] == ["instructions"]
+    anna.refresh_from_db()
+    assert (anna.instructions, Tool.objects.get().is_held) == ("Be long.", True)
 
 
 def test_an_approval_of_another_version_is_refused(anna: GuildMember, olga: User) -> None:

@@ -238,6 +238,8 @@ def test_long_names_of_secrets_are_cut_and_stay_different() -> None:
         ["--config", '{"apiKey": "hunter22"}'],
         ['--config={"apiKey": "hunter22"}'],
         ["--token", "<token>", "--password", "hunter22"],
+        ["host=db password=hunter22 user=x"],
+        ["--dsn-file", "/srv/x", "--connect", "host=db password=hunter22"],
     ],
 )
 def test_secrets_in_arguments_are_moved_out(args: list[str]) -> None:
@@ -263,6 +265,13 @@ def test_a_secret_that_occurs_twice_is_hidden_twice() -> None:
     assert reading.drafts[0].manifest["args"] == ["--say", "${secret:srv-PASSWORD}"]
 
 
+@pytest.mark.parametrize(
+    "source", ["npx --token hunter22 thing-mcp", server(command="npx", args=["--key", "hunter22"])]
+)
+def test_the_value_of_a_flag_for_a_secret_is_no_package(source: str) -> None:
+    assert "hunter22" not in shown(read(source))
+
+
 def test_a_secret_in_a_name_or_a_command_is_refused() -> None:
     text = json.dumps(
         {"mcpServers": {"correct-horse-battery": {"command": "x", "env": {"KEY": "correct-horse-battery"}}}}
@@ -286,6 +295,7 @@ def test_a_secret_in_a_name_or_a_command_is_refused() -> None:
         {"EMPTY": ""},
         {"USE_AUTH": "false"},
         {"TZ": "Europe/Berlin"},
+        {"CONTACT_EMAIL": "ada@example.org"},
     ],
 )
 def test_values_that_are_certainly_no_secrets_stay(env: dict[str, str]) -> None:
@@ -307,6 +317,8 @@ def test_values_that_are_certainly_no_secrets_stay(env: dict[str, str]) -> None:
         {"DB_NAME": "0123456789abcdef0123456789abcdef"},
         {"ID": "6f9619ff-8b86-d011-b42d-00cf4fc964ff"},
         {"CODE": "123456789"},
+        {"DB_HOST": "postgres:hunter22@db"},
+        {"PROXY_HOST": "ada:hunter22@proxy"},
     ],
 )
 def test_all_other_values_of_env_are_secrets(env: dict[str, str]) -> None:
@@ -393,6 +405,22 @@ def test_a_prompt_of_vs_code_is_described() -> None:
     who, other = only(text).inputs
     assert (who.label, who.description, who.options) == ("who", "Who?", ("a", "b"))
     assert (other.label, other.description, other.secret) == ("other", "", "srv-other")
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"id": "who", "options": ["a", OPENAI]},
+        {"id": "who", "description": f"Such as {OPENAI}"},
+        {"id": "who", "password": True, "options": [OPENAI[:10]]},
+        {"id": "token", "options": [OPENAI[:10]]},
+    ],
+)
+def test_a_prompt_shows_no_secret(described: dict[str, object]) -> None:
+    args = ["--who", f"${{input:{described['id']}}}"]
+    text = json.dumps({"inputs": [described], "servers": {"srv": {"command": "x", "args": args}}})
+    (asked,) = only(text).inputs
+    assert OPENAI[:10] not in asked.description + " ".join(asked.options)
 
 
 def test_a_prompt_for_a_password_ignores_its_default() -> None:
