@@ -43,12 +43,6 @@ def new_entries(change: Any, *columns: str) -> list[tuple[Any, ...]]:
     return entries(*columns)[count:]
 
 
-@pytest.fixture(autouse=True)
-def _fast_passwords(settings: Any) -> None:
-    """A slow hash on a busy machine would take longer than a transaction may be idle."""
-    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher", *settings.PASSWORD_HASHERS]
-
-
 def person(name: str, role: str = "") -> User:
     user = User.objects.create_user(name, password=PASSWORD)
     if role:

@@ -47,17 +47,17 @@ os.environ["GUILD_HALL_WORKER_PID"] = str(worker)
 sys.exit(guard.main())
 """
 # A worker that writes down each SIGTERM and continues. If a signal comes just before a `sleep`, Python's handler runs
-# after it, so sleeps are short.
+# after it, so sleeps are short. A line is written at once: a `print` can be interrupted before the end of its line.
 WORKER_THAT_STAYS = """
-    import signal, sys, time
-    signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
-    print("up", flush=True)
+    import os, signal, time
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
+    os.write(1, b"up\\n")
     while True: time.sleep(0.05)
 """
 WORKER_THAT_ENDS = """
-    import signal, sys, time
-    signal.signal(signal.SIGTERM, lambda *_: (print("asked", flush=True), sys.exit(7)))
-    print("up", flush=True)
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"asked\\n"), sys.exit(7)))
+    os.write(1, b"up\\n")
     while True: time.sleep(0.05)
 """
 IGNORE_SIGTERM = (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,7 +35,30 @@ def test_the_tests_of_a_crashed_worker_run_in_another(tmp_path: Path, number: in
     (tmp_path / "pytest.ini").touch()
     plugins = ["-p", "xdist", "-p", "tests.support.scheduling", "-p", "no:cacheprovider"]
     command = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--dist", "loadfile", *plugins, str(tmp_path)]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
-    assert f"crashed while running 'test_{MODULES[-1]}.py::test[{number}]'" in run.stdout
-    assert f"1 failed, {len(MODULES) * TESTS} passed" in run.stdout
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONFAULTHANDLER": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    output = run(command, tmp_path, environment)
+    assert f"crashed while running 'test_{MODULES[-1]}.py::test[{number}]'" in output
+    assert f"1 failed, {len(MODULES) * TESTS} passed" in output
+
+
+def run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    """The output of a test run. If it hangs, the test fails with the stacks of all its processes."""
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        return process.communicate(timeout=100)[0]
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)  # their fault handlers write the stacks
+        pytest.fail(process.communicate(timeout=10)[0])
