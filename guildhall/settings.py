@@ -146,6 +146,17 @@ def env_web_url(name: str) -> str:
     return text
 
 
+def env_registry_url(name: str) -> str:
+    """Read the address of a registry of MCP servers, without a slash at its end. Empty if none is set."""
+    text = os.environ.get(name, "").strip().rstrip("/")
+    match = re.fullmatch(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:(\d{1,5}))?(/[A-Za-z0-9._~-]+)*", text)
+    if text and not (match and 0 < int(match[3] or 443) <= 65535):
+        raise ImproperlyConfigured(
+            f"{name}={text!r}: give https:// and a host, if needed with a port and a path before /v0.1/servers."
+        )
+    return text
+
+
 def env_hosts(name: str) -> list[str]:
     hosts = env_list(name)
     for host in hosts:
@@ -267,6 +278,8 @@ GUILD_HALL_CONCURRENCY = env_int("GUILD_HALL_CONCURRENCY", 256, 1, 4096)
 GUILD_HALL_START_CONCURRENCY = env_int("GUILD_HALL_START_CONCURRENCY", 2 * (os.cpu_count() or 1), 1, 1024)
 # Other machines that members' urls may call without TLS.
 GUILD_HALL_PLAIN_HTTP_HOSTS = env_hosts("GUILD_HALL_PLAIN_HTTP_HOSTS")
+# Where people look servers up before they propose one. Without it, nothing is looked up.
+GUILD_HALL_REGISTRY_URL = env_registry_url("GUILD_HALL_REGISTRY_URL")
 # The limits of a token that has no other limits. 0 calls a minute means no limit.
 GUILD_HALL_CALLS_PER_MINUTE = env_int("GUILD_HALL_CALLS_PER_MINUTE", 6000, 0, 1_000_000)
 GUILD_HALL_MAX_IN_FLIGHT = env_int("GUILD_HALL_MAX_IN_FLIGHT", 64, 1, 4096)

@@ -78,8 +78,14 @@ class Exchange:
     request progress.
     """
 
-    def __init__(self, on_progress: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_progress: Callable[[dict[str, Any]], None] | None = None,
+        require_address: Callable[[str], None] = lambda address: None,
+    ) -> None:
+        """`require_address` gets each IP address before a connection to it, and raises OSError to prevent it."""
         self.on_progress = on_progress
+        self.require_address = require_address
         self._lock = threading.Lock()
         self._socket: _DeadlineSocket | None = None
         self.is_aborted = False
@@ -245,8 +251,13 @@ def tls_context(ca: Path | None = None) -> ssl.SSLContext:
     return context
 
 
-def _open_socket(host: str, port: int, timeout: float, options: Any) -> _DeadlineSocket:
-    """Connect within `timeout`. Each of the host's addresses gets an equal share of the remaining time."""
+def _open_socket(
+    host: str, port: int, timeout: float, options: Any, require_address: Callable[[str], None]
+) -> _DeadlineSocket:
+    """Connect within `timeout`. Each of the host's addresses gets an equal share of the remaining time.
+
+    What is checked is the address of the connection, so no name can have another address between the two.
+    """
     deadline = time.monotonic() + timeout
     addresses = _look_up(host.strip("[]"), port, timeout)
     for index, (family, kind, proto, _, address) in enumerate(addresses):
@@ -254,6 +265,7 @@ def _open_socket(host: str, port: int, timeout: float, options: Any) -> _Deadlin
         try:
             for option in options or ():
                 sock.setsockopt(*option)
+            require_address(address[0])
             sock.settimeout(max(deadline - time.monotonic(), 0.001) / (len(addresses) - index))
             sock.connect(address)
         except OSError:
@@ -299,7 +311,7 @@ class _Connection(HTTPConnection):
     def _new_conn(self) -> socket.socket:
         try:
             port, timeout = self.port or self.default_port, cast(float, self.timeout)
-            return _open_socket(self.host, port, timeout, self.socket_options)
+            return _open_socket(self.host, port, timeout, self.socket_options, _current.exchange.require_address)
         except socket.gaierror as error:
             raise NameResolutionError(self.host, self, error) from error
         except TimeoutError as error:

@@ -1,9 +1,10 @@
-"""Members that somebody wants to add: look up, propose, approve, discard.
+"""Members that somebody wants to add: propose, approve, discard.
 
-Looking up reads a text, and changes nothing. A proposal is a row. Nothing is started, fetched or resolved for it, and
-no folder exists. The approval is for one digest, that of the whole manifest: the program with its arguments, the
-environment, the address, the names of the headers, and the sandbox. If anything of these changes, it needs another one.
-An approval does not cover what a package contains that the program fetches, unless its version is pinned.
+A proposal is a row. Nothing is started or fetched for it, and no folder exists. Only the description of a server in a
+registry is fetched, and only from the registry. The approval is for one digest, that of the whole manifest: the program
+with its arguments, the environment, the address, the names of the headers, and the sandbox. If anything of these
+changes, it needs another one. An approval does not cover what a package contains that the program fetches, unless its
+version is pinned.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from mcp_runtime.control import registry
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.control.secrets import delete_secret, require_usable, set_secret
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownProposalError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
 from mcp_runtime.sources.drafts import Draft, Reading
-from mcp_runtime.sources.reader import read
+from mcp_runtime.sources.reader import read, ways
+from mcp_runtime.sources.server_json import Filled, Way
 from roster.models import AuditEntry, GuildMember, Hall, MemberProposal, Secret
 
 Kind = AuditEntry.Kind
@@ -41,19 +44,27 @@ def find_proposal(name: str) -> MemberProposal:
     return row
 
 
-def look_up(text: str, *, name: str = "") -> Reading:
-    """The members that the text describes. Raises SourceError. See `mcp_runtime.sources.reader`."""
-    return read(text, name=name, reserved=_names_of_secrets())
+def look_up(text: str) -> tuple[str, list[Way]]:
+    """The text, and the ways to run its server if it is a server.json, of which a person chooses one.
+
+    The name of a server becomes its server.json from the registry. It changes nothing. Raises RequestRefusedError.
+    """
+    text = registry.resolve(text)
+    return text, ways(text)
 
 
-def propose(text: str, by: User | None, *, name: str = "") -> tuple[Reading, list[MemberProposal]]:
+def propose(
+    text: str, by: User | None, *, name: str = "", filled: Filled | None = None
+) -> tuple[Reading, list[MemberProposal]]:
     """Store the members that the text describes, all or none, and set the secrets that are in it.
 
-    Raises SourceError for a text that cannot be used, and RequestRefusedError.
+    If the text is the name of a server in the registry, the registry is asked for its description. `filled` has the
+    values for it. Raises SourceError for a text that cannot be used, and RequestRefusedError.
     """
+    text = registry.resolve(text)
     with short_transaction():
         list(Hall.objects.select_for_update())  # the names must still be free when the rows are written
-        reading = look_up(text, name=name)
+        reading = read(text, name=name, reserved=_names_of_secrets(), filled=filled)
         if open_proposals().count() + len(reading.drafts) > MemberProposal.MAX_OPEN:
             reason = f"there may be {MemberProposal.MAX_OPEN} proposed members; approve or discard some first"
             raise RequestRefusedError(reason)

@@ -39,6 +39,8 @@ McpRuntimeError
     ToolHeldError(member, tool, reason)  UnknownContractError
     InvalidArgumentsError(path, reason)
     SourceError(place, reason)         a text cannot become a member
+    RegistryError                      the registry of servers gives no usable answer
+      UnknownServerError               it has no such server
     IdempotencyConflictError  NotCancellableError
     MemberInUseError  UnknownAgentError  UnknownNodeError  AgentUnavailableError  LogUnavailableError
 """
@@ -468,6 +470,14 @@ class SourceError(RequestRefusedError):
         super().__init__("; ".join([f"{place}: {reason}" if place else reason, *map(str, others)]))
         self.place = place
         self.reason = reason
+
+
+class RegistryError(RequestRefusedError):
+    """The registry of MCP servers cannot be reached, or gives no usable answer."""
+
+
+class UnknownServerError(RegistryError):
+    """The registry has no such server, or no such version of it."""
 
 
 class IdempotencyConflictError(RequestRefusedError):

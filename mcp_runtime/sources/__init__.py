@@ -9,6 +9,7 @@ values      moves the secrets out of env, headers, args and addresses
 servers     one entry of a client's configuration, in the words of the hall
 clients     finds the entries in the configuration of a client
 commands    a command line as an entry
+server_json server.json of the registry as an entry, with the values that a person fills in
 reader      a text becomes drafts
 
 It is pure: it reads a text and returns values. It does not import Django, starts nothing, and resolves and fetches

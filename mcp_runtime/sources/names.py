@@ -75,6 +75,13 @@ def suggested_name(argv: list[str], url: str) -> str:
     return os.path.splitext(os.path.basename(files[0]))[0] if files else _program(argv[0])
 
 
+def name_in_registry(name: str) -> str:
+    """A name for a server that is io.github.anna/weather-mcp in a registry: weather."""
+    namespace, _, last = name.rpartition("/")
+    short = _COMMON.sub("", last)
+    return short if short not in ("", "mcp", "server") else namespace.split(".")[-1] or last
+
+
 def _program(command: str) -> str:
     name = re.split(r"[/\\]", command)[-1]
     return re.sub(r"(?i)\.(exe|cmd|bat)$", "", name)

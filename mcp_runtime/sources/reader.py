@@ -1,20 +1,22 @@
-"""A text becomes drafts: the configuration of a client, a command line, or an address."""
+"""A text becomes drafts: the configuration of a client, a server.json, a command line, or an address."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from mcp_runtime.client.remote import NAME, RESERVED
 from mcp_runtime.members.manifest.parser import parse
 from mcp_runtime.protocol.errors import ManifestError, SourceError
-from mcp_runtime.secrets.references import HEADER_VALUE, REFERENCE
+from mcp_runtime.secrets.references import HEADER_VALUE, MAX_SECRET, REFERENCE
 from mcp_runtime.sources import clients, commands
-from mcp_runtime.sources.clear import has_token
+from mcp_runtime.sources.clear import has_token, sounds_secret
 from mcp_runtime.sources.documents import read_json, read_toml
 from mcp_runtime.sources.drafts import MAX_BYTES, MAX_NOTES, MAX_REFUSALS, Draft, Reading, quoted
 from mcp_runtime.sources.names import member_name, package_of, suggested_name
+from mcp_runtime.sources.server_json import Filled, Way, entry_of, is_server_json, ways_of
 from mcp_runtime.sources.servers import Entry, Server, server_of
 from mcp_runtime.sources.values import Values
 
@@ -26,15 +28,15 @@ _LINE_IN_COMMAND = re.compile(r"(?i)(?:npx|pnpx|bunx|uvx|uv|pipx|node|python3?|d
 _OWN_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-def read(text: str, *, name: str = "", reserved: Collection[str] = ()) -> Reading:
+def read(text: str, *, name: str = "", reserved: Collection[str] = (), filled: Filled | None = None) -> Reading:
     """The drafts of the servers in the text. `name` is for a single server, in place of its own name.
 
     `reserved` are names of secrets that exist already, which the drafts do not use. Servers that cannot be members are
-    in the refusals. Raises SourceError if there is no draft. No error and no note quotes a value of the text.
+    in the refusals. `filled` is for a server.json. Raises SourceError if there is no draft. No error and no note quotes
+    a value of the text.
     """
-    if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
-        raise SourceError("", f"is larger than {MAX_BYTES:,} bytes")
-    source, entries = _entries(text)
+    filled = filled or Filled()
+    source, entries = _entries(_content(text), filled)
     if name and len(entries) > 1:
         raise SourceError("", f"has {len(entries)} servers, and a name is for one; leave the name out")
     drafts: dict[str, Draft] = {}
@@ -42,7 +44,7 @@ def read(text: str, *, name: str = "", reserved: Collection[str] = ()) -> Readin
     used_secrets = set(reserved)
     for entry in entries:
         try:
-            draft = _draft(entry, name, used_secrets)
+            draft = _with_secrets(_draft(entry, name, used_secrets), filled)
             if (twin := drafts.get(draft.name.casefold())) is not None:
                 reason = f"gets the name {draft.name!r}, which differs from {twin.name!r} at most in case; rename it"
                 raise SourceError(entry.place, reason)
@@ -57,20 +59,50 @@ def read(text: str, *, name: str = "", reserved: Collection[str] = ()) -> Readin
     return Reading(source, tuple(drafts.values()), tuple(refusals[:MAX_REFUSALS]))
 
 
-def _entries(text: str) -> tuple[str, list[Entry]]:
+def ways(text: str) -> list[Way]:
+    """The ways to run the server of a server.json. Empty for any other text. Raises SourceError."""
+    content = _content(text)
+    document = read_json(content) if content.startswith("{") else {}
+    return ways_of(document) if is_server_json(document) else []
+
+
+def _content(text: str) -> str:
+    if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
+        raise SourceError("", f"is larger than {MAX_BYTES:,} bytes")
     content = text.removeprefix("\ufeff").strip()
     if not content:
         raise SourceError("", "is empty")
     if "\0" in content:
         raise SourceError("", "has a NUL character, so it is no text")
+    return content
+
+
+def _entries(content: str, filled: Filled) -> tuple[str, list[Entry]]:
     if content.startswith(("{", '"', "//", "/*")):
-        return clients.entries_of(read_json(content))
-    if _TOML.search(content):
-        return clients.entries_of(read_toml(content))
-    if _ADDRESS.fullmatch(content):
-        return "an address", [Entry("", "", {"url": content})]
-    source, entry = commands.entry_of(content)
-    return source, [entry]
+        document = read_json(content)
+        if is_server_json(document):
+            return f"server.json of {document['name']}"[:100], [entry_of(document, filled)]
+        source, entries = clients.entries_of(document)
+    elif _TOML.search(content):
+        source, entries = clients.entries_of(read_toml(content))
+    elif _ADDRESS.fullmatch(content):
+        source, entries = "an address", [Entry("", "", {"url": content})]
+    else:
+        source, entry = commands.entry_of(content)
+        entries = [entry]
+    if filled.way or filled.values:
+        raise SourceError("", "takes no values; only a server.json, and a server of a registry, do")
+    return source, entries
+
+
+def _with_secrets(draft: Draft, filled: Filled) -> Draft:
+    """The draft with the secrets that a person filled in, which it would only ask for otherwise."""
+    given = {asked.secret: filled.values[asked.label] for asked in draft.inputs if filled.values.get(asked.label)}
+    for secret, value in given.items():
+        if len(value) > MAX_SECRET:
+            raise SourceError(secret, f"is longer than {MAX_SECRET:,} characters")
+    inputs = tuple(asked for asked in draft.inputs if asked.secret not in given)
+    return replace(draft, secrets={**draft.secrets, **given}, inputs=inputs)
 
 
 # One draft --------------------------------------------------------------------------------------------------------
@@ -83,9 +115,9 @@ def _draft(entry: Entry, given_name: str, reserved: Collection[str]) -> Draft:
     name, note = member_name(original, entry.place)
     values = Values(name, allow_bare=entry.allow_bare, own_env=server.env, inputs=entry.inputs, reserved=reserved)
     notes = [note] if note else []
-    manifest: dict[str, Any] = {"name": name, "version": _version(server)}
-    if note:
-        manifest["displayName"] = "".join(part for part in original if part.isprintable())[:200]
+    manifest: dict[str, Any] = {"name": name, "version": _version(server, entry.version)}
+    if note or entry.title:
+        manifest["displayName"] = "".join(part for part in entry.title or original if part.isprintable())[:200]
     if server.url:
         manifest |= {"transport": "http", "url": values.address(server.url, entry.at("url"))}
         if headers := _headers(entry, server, values, notes):
@@ -98,14 +130,17 @@ def _draft(entry: Entry, given_name: str, reserved: Collection[str]) -> Draft:
     for key, seconds in (("start_timeout", server.start_timeout), ("timeout", server.timeout)):
         if seconds is not None:
             manifest[key] = seconds
-    notes += server.notes
+    notes += [*server.notes, *entry.notes]
     _require_valid(manifest, entry, values, server)
     return Draft(name, manifest, values.secrets, tuple(values.inputs.values()), tuple(notes[:MAX_NOTES]))
 
 
 def _process(entry: Entry, server: Server, values: Values, notes: list[str]) -> dict[str, Any]:
     """The keys of a manifest with a command."""
-    env = {key: values.variable(key, value, entry.at("env", key)) for key, value in server.env.items()}
+    env = {
+        key: value if _is_public(entry, key, value) else values.variable(key, value, entry.at("env", key))
+        for key, value in server.env.items()
+    }
     is_env = _program(server.command) == "env"
     args = values.arguments(server.args, entry.at("args"), has_assignments=is_env)
     args = [values.hide(arg) for arg in args]
@@ -130,8 +165,13 @@ def _headers(entry: Entry, server: Server, values: Values, notes: list[str]) -> 
         elif not HEADER_VALUE.fullmatch(value.strip()):
             raise SourceError(place, "must be one line of visible ASCII")
         else:
-            headers[key] = values.header(key, value, place)
+            headers[key] = value if _is_public(entry, key, value) else values.header(key, value, place)
     return headers
+
+
+def _is_public(entry: Entry, key: str, value: str) -> bool:
+    """Whether the text declares it not to be a secret, and it does not look like one."""
+    return key in entry.public and not sounds_secret(key) and not has_token(value) and "${" not in value
 
 
 def _unwrap(entry: Entry, server: Server) -> None:
@@ -168,9 +208,9 @@ def _program(command: str) -> str:
     return re.sub(r"(?i)\.(exe|cmd|bat)$", "", re.split(r"[/\\]", command)[-1]).lower()
 
 
-def _version(server: Server) -> str:
+def _version(server: Server, stated: str) -> str:
     package = package_of([server.command, *server.args])
-    return (package[1][:100] if package else "") or ("unpinned" if package else "unknown")
+    return (package[1][:100] if package else stated[:100]) or ("unpinned" if package else "unknown")
 
 
 def _process_notes(server: Server, args: list[str]) -> list[str]:

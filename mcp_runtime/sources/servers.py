@@ -38,6 +38,10 @@ class Entry:
     allow_bare   whether $NAME is a variable
     inputs       VS Code's descriptions of inputs, by their ids
     url_is_sse   whether the key url means the older transport
+    title        its name for people
+    version      of the server, if the text has one
+    notes        sentences for the person who approves it
+    public       the variables and headers that the text declares not to be secret
     """
 
     name: str
@@ -46,6 +50,10 @@ class Entry:
     allow_bare: bool = False
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     url_is_sse: bool = False
+    title: str = ""
+    version: str = ""
+    notes: tuple[str, ...] = ()
+    public: frozenset[str] = frozenset()
 
     def at(self, *keys: str) -> str:
         return place_of(self.place, *keys)

@@ -12,6 +12,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from mcp_runtime.control import proposals
+from mcp_runtime.sources.server_json import Filled
 from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayApproveMembers
@@ -66,9 +67,19 @@ class ProposalBody(Strict):
     source = serializers.CharField(  # type: ignore[assignment]
         max_length=MAX_SOURCE,
         trim_whitespace=False,
-        help_text="The configuration of a client in JSON or TOML, a command line, or a url.",
+        help_text="The configuration of a client in JSON or TOML, a server.json, a command line, a url, or the name of "
+        "a server in the registry, such as io.github.anna/weather@1.2.0.",
     )
     name = serializers.CharField(required=False, default="", allow_blank=True, help_text="For a single server.")
+    way = serializers.IntegerField(
+        required=False, default=0, min_value=0, help_text="Which way to run the server. 0: the first that is possible."
+    )
+    values = serializers.DictField(
+        child=serializers.CharField(allow_blank=True, trim_whitespace=False),
+        required=False,
+        default=dict,
+        help_text="The values of the fields of the way, by their keys.",
+    )
 
 
 class ApprovalBody(Strict):
@@ -85,7 +96,8 @@ PROPOSE = extend_schema(
 def propose(request: Request) -> Response:
     """Propose the members that the source describes."""
     body = body_of(ProposalBody, request.data)
-    reading, rows = proposals.propose(body["source"], cast(User, request.user), name=body["name"])
+    filled = Filled(body["way"], body["values"])
+    reading, rows = proposals.propose(body["source"], cast(User, request.user), name=body["name"], filled=filled)
     refused = [str(refusal) for refusal in reading.refusals]
     values = {"source": reading.source, "proposals": [described(row) for row in rows], "refused": refused}
     return Response(values, status=status.HTTP_201_CREATED)

@@ -230,6 +230,7 @@ POST  /api/nodes/<str:node>/remove/               control_member                
 GET   /api/proposals/                             approve_member                             200 403  403 403 403
 GET   /api/proposals/<str:proposal>/              approve_member                             200 403  403 403 403
 DELETE /api/proposals/<str:proposal>/ approve_member 204 403 403 403 403
+GET   /api/registry/                              approve_member                             409 403  403 403 403
 POST  /api/proposals/<str:proposal>/approve/      approve_member                             409 403  403 403 403
 GET   /api/secrets/                               view_secret|change_secret                  200 403  403 403 403
 GET   /api/secrets/<str:secret>/                  view_secret|change_secret                  200 403  403 403 403

@@ -181,6 +181,10 @@ WRONG_VALUES = [
         ("GUILD_HALL_WEB_URL", value)
         for value in ("http://hall:70000", "https://hall//", "https://hall/a b", "http://")
     ),
+    *(
+        ("GUILD_HALL_REGISTRY_URL", value)
+        for value in ("registry.example.com", "ftp://a", "https://a@b", "https://a/?x")
+    ),
     *((name, "/nowhere/at/all") for name in ("GUILD_HALL_NODE_CERTIFICATE", "GUILD_HALL_NODE_CA")),
     ("GUILD_HALL_NODE_CERTIFICATE", sys.executable),  # without an address that begins with https
     ("GUILD_HALL_CONTRACTS", "holds"),

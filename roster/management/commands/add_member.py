@@ -10,6 +10,7 @@ from django.core.management.base import CommandError
 
 from mcp_runtime.control import proposals
 from mcp_runtime.protocol.errors import RequestRefusedError
+from mcp_runtime.sources.server_json import Filled
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import as_json, harmless
 from roster.models import MemberProposal
@@ -25,10 +26,19 @@ class Command(HallCommand):
         parser.add_argument(
             "source",
             metavar="SOURCE",
-            help="a file with the configuration of a client, - for standard input, a command line, or a url; with "
-            "--approve and --discard the name of a proposed member",
+            help="a file with the configuration of a client or with a server.json, - for standard input, a command "
+            "line, a url, or the name of a server in the registry; with --approve and --discard the name of a proposed "
+            "member",
         )
         parser.add_argument("--name", default="", help="the name of the member, if there is one in the source")
+        parser.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="KEY=VALUE",
+            help="a value that the server needs, as the command `registry` shows it; set secrets with `set_secret`",
+        )
+        parser.add_argument("--way", type=int, default=0, help="which of the ways to run the server, from 1")
         action = parser.add_mutually_exclusive_group()
         action.add_argument("--approve", action="store_true", help="let the hall create and start the proposed member")
         action.add_argument("--discard", action="store_true", help="delete the proposal, and the secrets it came with")
@@ -43,12 +53,13 @@ class Command(HallCommand):
                 proposals.discard(options["source"])
                 self.stdout.write(f"The proposed member {options['source']} is discarded.")
             else:
-                self._propose(options["source"], options["name"], is_json=options["json"])
+                filled = Filled(options["way"], _values_of(options["set"]))
+                self._propose(options["source"], options["name"], filled, is_json=options["json"])
         except RequestRefusedError as refusal:
             raise CommandError(harmless(str(refusal))) from refusal
 
-    def _propose(self, source: str, name: str, *, is_json: bool) -> None:
-        reading, rows = proposals.propose(_text_of(source), by=None, name=name)
+    def _propose(self, source: str, name: str, filled: Filled, *, is_json: bool) -> None:
+        reading, rows = proposals.propose(_text_of(source), by=None, name=name, filled=filled)
         if is_json:
             refused = [str(refusal) for refusal in reading.refusals]
             values = {"source": reading.source, "proposals": [described(row) for row in rows], "refused": refused}
@@ -87,6 +98,17 @@ class Command(HallCommand):
         for label, text in lines:
             one_line = str(text).replace("\n", "\\n").replace("\r", "\\r")  # an argument must not look like a fact
             self.stdout.write(harmless(f"  {label:<14} {one_line}"))
+
+
+def _values_of(settings: list[str]) -> dict[str, str]:
+    """The values by their keys. A key that occurs again adds a line. Raises CommandError."""
+    values: dict[str, str] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise CommandError("--set needs KEY=VALUE.")
+        values[key] = f"{values[key]}\n{value}" if key in values else value
+    return values
 
 
 def _text_of(source: str) -> str:

@@ -146,6 +146,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.control.sandboxes",
     "mcp_runtime.control.notify",
     "mcp_runtime.control.proposals",
+    "mcp_runtime.control.registry",
     "mcp_runtime.control.secrets",
     "mcp_runtime.control.agents",
     "mcp_runtime.control.tokens",
@@ -173,6 +174,9 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.client.remote",
     "mcp_runtime.secrets.references",
     "mcp_runtime.schemas.secrets.mask",
+    "mcp_runtime.sources.server_json.Field",
+    "mcp_runtime.sources.server_json.Filled",
+    "mcp_runtime.sources.server_json.Way",
     "mcp_runtime.calls.statistics.Point",
     "mcp_runtime.calls.statistics.Series",
 }

@@ -68,12 +68,6 @@ def dump_of_rows() -> str:
 # Proposing --------------------------------------------------------------------------------------------------------
 
 
-def test_looking_up_changes_nothing() -> None:
-    (draft,) = proposals.look_up(TEXT).drafts
-    assert draft.name == "notes"
-    assert (MemberProposal.objects.count(), Secret.objects.count(), AuditEntry.objects.count()) == (0, 0, 0)
-
-
 def test_a_proposal_holds_the_manifest_and_no_secret(ada: User) -> None:
     row = propose(by=ada)
     assert row.manifest["env"] == {"API_KEY": "${secret:notes-API_KEY}"}

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.cache import cache
 from django.test import Client
 from django.urls import reverse
 
 from mcp_runtime.control import proposals, secrets
 from roster.models import MemberProposal, Secret
 from tests.support.admin import allow, html, messages_of
+from tests.support.registry import WEATHER, Registry, serve
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("runtime")]
 
@@ -93,3 +96,68 @@ def test_the_roster_leads_to_the_page_only_for_users_who_may_approve(page: Clien
     client.force_login(bob)
     assert address not in html(client.get("/admin/"))
     assert client.get(PAGE).status_code == 403
+
+
+# Servers of a registry --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def server(settings: Any) -> Iterator[Registry]:
+    cache.clear()
+    with serve() as running:
+        settings.GUILD_HALL_REGISTRY_URL = running.url
+        yield running
+
+
+def filling(way: int, **values: str) -> dict[str, Any]:
+    named = {f"value-{key}": value for key, value in values.items()}
+    return {"source": json.dumps(WEATHER), "way": way, "name": "", **named}
+
+
+def test_the_registry_is_searched_only_when_asked(page: Client, server: Registry) -> None:
+    assert "Search the registry" in html(page.get(PAGE))
+    assert server.requests == []
+    text = html(page.get(PAGE, {"registry": "weather"}))
+    assert "Choose io.github.anna/weather-mcp" in text
+    assert "containers yet" in text
+    assert "no server with this name" in html(page.get(PAGE, {"registry": "nothing"}))
+    server.answers["/v0.1/servers"] = (500, b"")
+    assert "HTTP 500" in html(page.get(PAGE, {"registry": "x"}))
+
+
+def test_without_a_registry_there_is_no_search(page: Client) -> None:
+    assert "Search the registry" not in html(page.get(PAGE, {"registry": "weather"}))
+
+
+def test_a_long_list_of_servers_has_a_link_to_the_next_page(page: Client, server: Registry) -> None:
+    server.page = 1
+    assert "?registry=&amp;after=com.example/clock" in html(page.get(PAGE, {"registry": ""}))
+    assert "Choose io.github.anna" in html(page.get(PAGE, {"registry": "", "after": "com.example/clock"}))
+
+
+def test_a_chosen_server_asks_for_its_values_and_is_proposed(page: Client, server: Registry) -> None:
+    text = html(page.post(PAGE, {"source": f"{WEATHER['name']}@1.2.0"}))
+    for part in ("npm package @anna/weather 1.2.0", 'name="value-folder"', "Amsterdam Noord", "SSE", 'type="password"'):
+        assert part in text
+    assert MemberProposal.objects.count() == 0
+    values = {"folder": "/a\r\n/b", "WEATHER_API_KEY": CANARY, "PROXY_PASSWORD": "", "CITY": "Oss", "verbose": ""}
+    answer = page.post(PAGE, filling(2, units="metric", **values), follow=True)
+    assert "Proposed, and not approved yet" in " ".join(messages_of(answer))
+    assert CANARY not in html(answer)
+    row = MemberProposal.objects.get()
+    assert row.manifest["args"][-2:] == ["/a", "/b"]
+    assert row.manifest["env"] == {"WEATHER_API_KEY": "${secret:weather-WEATHER_API_KEY}", "CITY": "Oss"}
+    assert Secret.objects.get().name == "weather-WEATHER_API_KEY"
+
+
+def test_a_wrong_value_is_named_and_the_others_stay_except_secrets(page: Client) -> None:
+    text = html(page.post(PAGE, filling(2, CITY="<b>Oss", WEATHER_API_KEY=CANARY)))
+    assert "folder: needs a value" in text
+    assert "&lt;b&gt;Oss" in text
+    assert CANARY not in text
+    assert MemberProposal.objects.count() == Secret.objects.count() == 0
+
+
+def test_a_server_that_needs_no_values_is_proposed_at_once(page: Client, server: Registry) -> None:
+    page.post(PAGE, {"source": "com.example/clock"})
+    assert MemberProposal.objects.get().manifest["command"] == "uvx"

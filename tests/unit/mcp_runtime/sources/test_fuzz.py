@@ -17,6 +17,7 @@ from mcp_runtime.sources.documents import read_json
 from mcp_runtime.sources.drafts import Reading
 from mcp_runtime.sources.reader import read
 from tests.support.configurations import CONFIGURATIONS
+from tests.support.registry import WEATHER
 
 OFTEN = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 WORDS = ["command", "args", "env", "url", "headers", "type", "mcpServers", "servers", "inputs", "context_servers"]
@@ -70,12 +71,13 @@ def test_any_json_is_read_or_refused(value: object) -> None:
     try_to_read(json.dumps(value))
     try_to_read(json.dumps({"mcpServers": {"srv": value}}))
     try_to_read(json.dumps({"servers": {"srv": value}, "inputs": value}))
+    package = {"registryType": "npm", "identifier": "tool", "packageArguments": value, "environmentVariables": [value]}
+    try_to_read(json.dumps({"name": "com.example/tool", "packages": [package], "remotes": [value]}))
 
 
 @OFTEN
-@given(st.sampled_from(CONFIGURATIONS), st.data())
-def test_any_damage_to_a_real_configuration_is_read_or_refused(configuration: object, data: st.DataObject) -> None:
-    text = configuration.text  # type: ignore[attr-defined]
+@given(st.sampled_from([*(each.text for each in CONFIGURATIONS), json.dumps(WEATHER)]), st.data())
+def test_any_damage_to_a_real_configuration_is_read_or_refused(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 30)))
     try_to_read(text[:start] + data.draw(st.text(max_size=8)) + text[end:])
