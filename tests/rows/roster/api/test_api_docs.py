@@ -54,6 +54,7 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         "/api/nodes/{node}/remove/": {"post"},
         "/api/nodes/rebalance/": {"post"},
         "/api/proposals/": {"get"},
+        "/api/registry/": {"get"},
         "/api/proposals/{proposal}/": {"get", "delete"},
         "/api/proposals/{proposal}/approve/": {"post"},
         "/api/secrets/": {"get"},
