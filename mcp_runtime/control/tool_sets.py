@@ -102,11 +102,12 @@ def create_tool_set(values: Values, principal: Principal, by: User | None) -> To
 def change_tool_set(row: ToolSet, values: Values, principal: Principal) -> None:
     """Replace all values except the name. Entries of members that are hidden from the principal stay.
 
-    Raises RequestRefusedError, UnknownMemberError, UnknownToolError.
+    Raises RequestRefusedError, UnknownMemberError, UnknownToolError, UnknownToolSetError.
     """
     _require_valid(values)
     with short_transaction():
         Hall.note_access_change()
+        _read_again(row)
         before = _details(row)
         row.title, row.description, row.changed_at = values.title, values.description, timezone.now()
         row.save(update_fields=["title", "description", "changed_at"])
@@ -120,11 +121,20 @@ def change_tool_set(row: ToolSet, values: Values, principal: Principal) -> None:
 
 
 def delete_tool_set(row: ToolSet) -> None:
-    """Delete it. Tokens that are for it give no access any more."""
+    """Delete it. Tokens that are for it give no access any more. Raises UnknownToolSetError."""
     with short_transaction():
         Hall.note_access_change()
+        _read_again(row)
         AuditEntry.record(Kind.TOOL_SET_DELETED, _audit_name(row), before=_details(row))
         row.delete()
+
+
+def _read_again(row: ToolSet) -> None:
+    """The row as it is now that nobody else changes it. Raises UnknownToolSetError if somebody has deleted it."""
+    try:
+        row.refresh_from_db()
+    except ToolSet.DoesNotExist as error:
+        raise UnknownToolSetError(f"somebody has deleted the tool set {row.name!r}") from error
 
 
 def entries_of(row: ToolSet, principal: Principal) -> list[Entry]:

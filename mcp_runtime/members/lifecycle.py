@@ -291,13 +291,12 @@ class Lifecycle:
 
     def _write_tools(self, live_member: LiveMember, tool_list: ToolList) -> None:
         member_id = live_member.member_id
-        rows = tools.rows_of(member_id, tool_list.tools)
-        manifest = GuildMember.objects.values_list("manifest", flat=True).get(pk=member_id)
-        policy = contracts.policy_of(manifest)
-        listing = tools.contracts_of(member_id, tool_list.tools, policy)
         warnings = [*tool_list.warnings, *live_member.exposure]
 
         def write() -> None:
+            rows = tools.rows_of(member_id, tool_list.tools)
+            manifest = GuildMember.objects.values_list("manifest", flat=True).get(pk=member_id)
+            listing = tools.contracts_of(member_id, tool_list.tools, contracts.policy_of(manifest))
             with short_transaction():
                 if self.own_row(member_id).filter(status=Status.CONNECTED).update(warnings=warnings):
                     live_member.held_tools = tools.write(member_id, rows, listing)

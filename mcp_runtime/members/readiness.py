@@ -27,6 +27,7 @@ from mcp_runtime.protocol.errors import (
     RequestTimeoutError,
     StartTimeoutError,
 )
+from mcp_runtime.rows.database import persistently
 from roster.models import Tool
 
 # Seconds between two checks whether a port accepts connections. The longer a start takes, the rarer they are, because
@@ -65,15 +66,16 @@ def await_introduction(member: LiveMember, manifest: Manifest) -> Introduction:
         handshake = _shake_hands(member, member.limits, manifest.protocol_version)
     addresses = _listening_addresses(member)
     tool_list = _list_tools(member)
-    rows = tools.rows_of(member.member_id, tool_list.tools)
     member.exposure = _exposure_warnings(addresses, member.port)
     policy = contracts.policy_of(manifest.as_json())
-    return Introduction(
-        handshake,
-        rows,
-        tools.contracts_of(member.member_id, tool_list.tools, policy),
-        contracts.prepare_instructions(member.member_id, handshake.instructions, policy),
-        [*tool_list.warnings, *member.exposure],
+    return persistently(  # it reads the contracts
+        lambda: Introduction(
+            handshake,
+            tools.rows_of(member.member_id, tool_list.tools),
+            tools.contracts_of(member.member_id, tool_list.tools, policy),
+            contracts.prepare_instructions(member.member_id, handshake.instructions, policy),
+            [*tool_list.warnings, *member.exposure],
+        )
     )
 
 

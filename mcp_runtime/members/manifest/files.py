@@ -243,9 +243,10 @@ def create(members_dir: Path, name: str, text: str) -> str:
     """Create the folder `name` with this manifest in one step. Return why that is impossible. Empty if it is done.
 
     It replaces nothing. A folder that has exactly this manifest already counts as created, because another node may
-    share the members folder, and this one may have ended before it noted that.
+    share the members folder, and this one may have ended before it noted that. Two calls for one `name` must not run at
+    the same time.
     """
-    folder, draft = members_dir / name, members_dir / f".{name}.{os.getpid()}"
+    folder, draft = members_dir / name, members_dir / f".{name}.draft"  # a call that died left one too
     try:
         members_dir.mkdir(parents=True, exist_ok=True)
         if twin := next((entry for entry in members_dir.iterdir() if _fold(entry.name) == _fold(name)), None):
@@ -258,12 +259,22 @@ def create(members_dir: Path, name: str, text: str) -> str:
             file.flush()
             os.fsync(file.fileno())
         draft.rename(folder)
+        _sync_folder(members_dir)
     except FileNotFoundError:
         return f"the folder {folder} exists already, without a manifest; rename or remove it"
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         return f"the folder {folder} cannot be created: {error.strerror}"
     return ""
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in the folder survive a crash of the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 # The command ------------------------------------------------------------------------------------------------------

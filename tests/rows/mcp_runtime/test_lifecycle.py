@@ -732,6 +732,29 @@ def test_a_refresh_lists_the_tools_again(stage: Stage) -> None:
     assert stage.changes == [(member.pk, "connected")]
 
 
+def test_a_short_failure_of_the_database_loses_no_start_and_no_refresh(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, failures = tools.contracts_of, []
+
+    def contracts_of(*args: Any) -> Any:
+        if len(failures) % 2 == 0:
+            failures.append(args)
+            raise OperationalError("gone")
+        failures.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(tools, "contracts_of", contracts_of)
+    monkeypatch.setattr("mcp_runtime.rows.database.RETRY_INTERVAL", 0.001)
+    member = stage.up(tools=[ECHO])
+    assert row(member).status == "connected"
+    stage.set("tools.json", json.dumps([{"name": "new"}]))
+    stage.lifecycle.refresh(member.pk)
+    assert len(failures) == 4
+    assert row(member).status == "connected"
+    assert list(Tool.objects.filter(listed=True).values_list("name", flat=True)) == ["new"]
+
+
 def test_a_refresh_warns_about_tools_that_are_left_out(stage: Stage) -> None:
     member = stage.up(tools=[ECHO])
     assert row(member).warnings == []

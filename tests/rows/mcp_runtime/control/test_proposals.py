@@ -127,6 +127,16 @@ def test_there_is_a_limit_of_open_proposals(monkeypatch: pytest.MonkeyPatch) -> 
 # Approving --------------------------------------------------------------------------------------------------------
 
 
+def test_what_a_runtime_that_died_has_left_does_not_stay(members_dir: Path, ada: User) -> None:
+    row = propose(by=ada)
+    proposals.approve("notes", row.digest, ada)
+    (members_dir / ".notes.draft").mkdir(parents=True)
+    (members_dir / ".notes.draft" / "guild-member.json").write_text("{")
+    turn(members_dir)
+    assert [path.name for path in members_dir.iterdir()] == ["notes"]
+    assert (members_dir / "notes" / "guild-member.json").read_text() == row.text
+
+
 def test_an_approved_member_gets_its_folder_its_row_and_its_secrets(members_dir: Path, ada: User) -> None:
     row = approved(by=ada)
     turn(members_dir)

@@ -174,6 +174,16 @@ def test_the_preview_shows_what_a_client_sees_and_why_the_rest_is_missing() -> N
     assert {line.fault for line in preview([Entry("files", "add")], nobody)} == {"you may not call it"}
 
 
+def test_a_tool_set_that_somebody_else_deleted_is_unknown() -> None:
+    row, same = create(Entry("notes")), ToolSet.objects.get()
+    delete_tool_set(same)
+    with pytest.raises(UnknownToolSetError, match="deleted"):
+        change_tool_set(row, Values("writing", "Other"), OPERATOR)
+    with pytest.raises(UnknownToolSetError, match="deleted"):
+        delete_tool_set(row)
+    assert AuditEntry.objects.filter(kind=AuditEntry.Kind.TOOL_SET_DELETED).count() == 1
+
+
 def test_the_audit_log_has_what_changed() -> None:
     row = create(Entry("notes", "add", "write", "Writes."), Entry("files"), title="T")
     change_tool_set(row, Values("writing", "T", entries=[Entry("files")]), OPERATOR)
