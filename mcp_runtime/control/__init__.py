@@ -1,6 +1,7 @@
 """The functions of the runtime for web and commands, by noun. They write the desired state, and notify the runtime.
 
 members      start, stop, restart, refresh, enable, disable, reserve; tools; the roster as readers see it
+proposals    propose, approve and discard new members; registry: look them up; trash: remove and restore them
 calls        queue, cancel, wait for; arguments without secrets; statistics
 agents       agents and their transcripts
 nodes        the machines that run the hall, and their load

@@ -18,7 +18,7 @@ from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.manifest.files import ManifestFile, read_all
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.rows.lease import has_other_nodes
-from roster.models import AuditEntry, GuildMember, Hall, MemberProposal
+from roster.models import AuditEntry, GuildMember, Hall, MemberProposal, TrashedMember
 
 
 @dataclass
@@ -197,6 +197,8 @@ class _Sync:
 def _record(kind: AuditEntry.Kind, name: str, directory: str) -> None:
     details = {"folder": directory}
     is_new = kind == AuditEntry.Kind.MEMBER_ADDED
+    if is_new:
+        TrashedMember.objects.filter(name=name, is_replaced=False).update(is_replaced=True)
     before, after = (None, details) if is_new else (details, None)
     AuditEntry.record(kind, f"member {name}", member=name, before=before, after=after)
 

@@ -20,7 +20,7 @@ from typing import Any
 from django.db import Error, connections
 from django.db.models import Q, QuerySet
 
-from mcp_runtime.members import discovery, proposals
+from mcp_runtime.members import discovery, proposals, trash
 from mcp_runtime.members.handover import Handover
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import LiveMember
@@ -169,6 +169,7 @@ class Supervisor:
         """Do one whole turn: the folder, all members that are not in their desired state, and regular checks."""
         if names := self._handover.turn():
             logger.info("this node takes over: %s", ", ".join(names))
+        trash.turn(self._members_dir)
         proposals.write_approved(self._members_dir)
         self.sync_if_changed()
         proposals.allow_secrets()

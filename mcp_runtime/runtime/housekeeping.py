@@ -16,7 +16,7 @@ from mcp_runtime.calls import statistics, transitions
 from mcp_runtime.gateway import session_rows
 from mcp_runtime.gateway.client_sessions import MAX_AGE
 from mcp_runtime.runtime.load import LoadMeter
-from roster.models import AuditEntry, AuditOverflow, Invitation, MemberProposal
+from roster.models import AuditEntry, AuditOverflow, Invitation, MemberProposal, TrashedMember
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -62,6 +62,7 @@ def _prune() -> None:
     session_rows.prune(MAX_AGE)
     Invitation.prune()
     MemberProposal.prune()
+    TrashedMember.prune()
     entry_count = AuditEntry.prune(settings.GUILD_HALL_KEEP_AUDIT_DAYS)
     if count:
         logger.info("pruned %d finished calls", count)

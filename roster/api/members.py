@@ -38,6 +38,7 @@ from roster.api.base import REFUSED, HallView, NewestFirst, query_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayApproveMembers, MayControl, controlled_member, principal_of, reachable_member
 from roster.api.proposals import PROPOSE, propose
+from roster.api.trash import REMOVE, remove
 from roster.models import GuildMember, StatusChange, Tool
 
 MAX_LINES = 5000
@@ -269,10 +270,18 @@ class MembersView(HallView):
 
 
 class MemberView(HallView):
+    def get_permissions(self) -> list[Any]:
+        return [*super().get_permissions(), *([MayApproveMembers()] if self.request.method == "DELETE" else [])]
+
     @extend_schema(responses={200: MemberDetailSerializer, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
         """Everything the hall knows of one member: its manifest, its desired state, its status."""
         return Response(member_detail(reachable_member(request, name), principal_of(request)))
+
+    @REMOVE
+    def delete(self, request: Request, name: str) -> Response:
+        """Move the folder of the member to the trash. The runtime does it, and then the member leaves the roster."""
+        return remove(request, name)
 
 
 class VerbOptions(serializers.Serializer[Any]):

@@ -23,6 +23,7 @@ from roster.api import (
     tokens,
     tool_sets,
     tools,
+    trash,
 )
 
 
@@ -78,6 +79,8 @@ urlpatterns = [
     path("registry/", registry.RegistryView.as_view(), name="registry"),
     path("tool-sets/", tool_sets.ToolSetsView.as_view(), name="tool-sets"),
     path("tool-sets/<str:tool_set>/", tool_sets.ToolSetView.as_view(), name="tool-set"),
+    path("trash/", trash.TrashView.as_view(), name="trash"),
+    path("trash/<int:number>/restore/", trash.RestoreView.as_view(), name="trash-restore"),
     path("secrets/", secrets.SecretsView.as_view(), name="secrets"),
     path("secrets/<str:secret>/", secrets.SecretView.as_view(), name="secret"),
     path("calls/", calls.CallsView.as_view(), name="calls"),

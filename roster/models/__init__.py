@@ -19,6 +19,7 @@ from roster.models.secrets import Secret, SecretUse
 from roster.models.sessions import ClientSession
 from roster.models.tokens import Token, TokenBucket, TokenClient, TokenLimit, TokenShare
 from roster.models.tool_sets import ToolSet, ToolSetEntry, ToolSetGroup
+from roster.models.trash import TrashedMember
 
 __all__ = [
     "Actor",
@@ -55,5 +56,6 @@ __all__ = [
     "ToolSet",
     "ToolSetEntry",
     "ToolSetGroup",
+    "TrashedMember",
     "act_as_runtime",
 ]

@@ -145,6 +145,8 @@ class AuditEntry(models.Model):
         MEMBER_DISCARDED = "member_discarded", "discarded proposed member"
         MEMBER_ADDED = "member_added", "added member"
         MEMBER_REMOVED = "member_removed", "removed member"
+        MEMBER_TRASHED = "member_trashed", "moved member to the trash"
+        MEMBER_RESTORED = "member_restored", "restored member"
         MEMBER_DELETED = "member_deleted", "deleted member"
         MEMBER_STARTED = "member_started", "started member"
         MEMBER_STOPPED = "member_stopped", "stopped member"

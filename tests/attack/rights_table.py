@@ -84,6 +84,10 @@ POST  /admin/roster/guildmember/<int:member_id>/move/   control_member          
 GET   /admin/roster/guildmember/<int:member_id>/changes/ CHANGES_OF_MEMBER                        200  403
 POST  /admin/roster/guildmember/<int:member_id>/changes/ CHANGES_OF_MEMBER                        302  403
 GET   /admin/roster/guildmember/proposals/              approve_member                            200  403
+GET   /admin/roster/guildmember/trash/                  approve_member                            200  403
+POST  /admin/roster/guildmember/trash/                  approve_member                            302  403
+GET   /admin/roster/guildmember/<int:member_id>/remove/ approve_member                            200  403
+POST  /admin/roster/guildmember/<int:member_id>/remove/ approve_member                            302  403
 POST  /admin/roster/guildmember/proposals/              approve_member                            302  403
 GET   /admin/roster/guildmember/<int:member_id>/secrets/ SECRETS_OF_MEMBER                        200  403
 POST  /admin/roster/guildmember/<int:member_id>/secrets/ SECRETS_OF_MEMBER                        302  403
@@ -230,6 +234,9 @@ POST  /api/nodes/<str:node>/remove/               control_member                
 GET   /api/proposals/                             approve_member                             200 403  403 403 403
 GET   /api/proposals/<str:proposal>/              approve_member                             200 403  403 403 403
 DELETE /api/proposals/<str:proposal>/ approve_member 204 403 403 403 403
+GET   /api/trash/                                 approve_member                             200 403  403 403 403
+POST  /api/trash/<int:number>/restore/            approve_member                             202 403  403 403 403
+DELETE /api/members/<str:name>/ approve_member 202 403 403 403 403
 GET   /api/registry/                              approve_member                             409 403  403 403 403
 POST  /api/proposals/<str:proposal>/approve/      approve_member                             409 403  403 403 403
 GET   /api/secrets/                               view_secret|change_secret                  200 403  403 403 403

@@ -37,6 +37,7 @@ from roster.models import (
     TokenClient,
     Tool,
     ToolSet,
+    TrashedMember,
 )
 
 # A word for each kind of row of another user, and the permissions that show it. Superusers may see all.
@@ -127,11 +128,13 @@ def make(data_dir: Path) -> World:
         secrets.allow_secret(secret, member, olga)
     text = json.dumps({"name": "word-of-proposal", "version": "1", "transport": "stdio", "command": "serve"})
     MemberProposal.objects.create(name="word-of-proposal", text=text, digest="0" * 64, source="word-of-proposal")
+    trashed = TrashedMember.objects.create(name="word-of-trash", directory="word-of-trash", nodes={"main": ""})
     tool_set = ToolSet.objects.create(name="writing")
     for member in (notes, hidden):
         tool_set.entries.create(member=member)
-    world.ids = {**_belongings(notes, "add", olga), "secret": secret.pk, "toolset": tool_set.pk}
-    world.hidden_ids = {**_belongings(hidden, "word-of-hidden-tool", olga), "secret": secret.pk, "toolset": tool_set.pk}
+    shared = {"secret": secret.pk, "toolset": tool_set.pk, "number": trashed.pk}
+    world.ids = {**_belongings(notes, "add", olga), **shared}
+    world.hidden_ids = {**_belongings(hidden, "word-of-hidden-tool", olga), **shared}
     return world
 
 
@@ -198,7 +201,11 @@ def own_ids(principal: Who, data_dir: Path) -> dict[str, Any]:
     owner = User.objects.get(username=principal.name)
     ids = _belongings(_member(f"member-{owner.pk}", data_dir), "add", owner)
     lesser = User.objects.create_user(f"less than {owner.pk}")
-    shared = {"secret": Secret.objects.get().pk, "toolset": ToolSet.objects.get().pk}  # they are nobody's own
+    shared = {  # they are nobody's own
+        "secret": Secret.objects.get().pk,
+        "toolset": ToolSet.objects.get().pk,
+        "number": TrashedMember.objects.get().pk,
+    }
     return {
         **ids,
         **shared,

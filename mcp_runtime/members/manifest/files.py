@@ -259,7 +259,7 @@ def create(members_dir: Path, name: str, text: str) -> str:
             file.flush()
             os.fsync(file.fileno())
         draft.rename(folder)
-        _sync_folder(members_dir)
+        sync_folder(members_dir)
     except FileNotFoundError:
         return f"the folder {folder} exists already, without a manifest; rename or remove it"
     except OSError as error:
@@ -268,7 +268,7 @@ def create(members_dir: Path, name: str, text: str) -> str:
     return ""
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the names in the folder survive a crash of the machine."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

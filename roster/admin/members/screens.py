@@ -29,6 +29,7 @@ from roster.admin.members.moves import MoveScreen
 from roster.admin.members.proposals import ProposalsScreen
 from roster.admin.members.roster import RosterScreen
 from roster.admin.members.secrets import SecretsScreen
+from roster.admin.members.trash import TrashScreen
 from roster.admin.members.verbs import (
     VERBS,
     Verb,
@@ -96,7 +97,7 @@ def _names_of(member: Any) -> str:
 
 
 @admin.register(GuildMember)
-class MemberAdmin(MoveScreen, ProposalsScreen, SecretsScreen, ContractsScreen, RosterScreen):
+class MemberAdmin(MoveScreen, ProposalsScreen, TrashScreen, SecretsScreen, ContractsScreen, RosterScreen):
     member_name = "name"
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "desired_state", "short_error"]
     list_filter = [ShownStatusFilter, "enabled", "desired_state", FolderFilter]
@@ -199,7 +200,11 @@ class MemberAdmin(MoveScreen, ProposalsScreen, SecretsScreen, ContractsScreen, R
         return TemplateResponse(request, "admin/roster/guildmember/groups.html", context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        context = {"may_control": self.has_control_permission(request), **(extra_context or {})}
+        context = {
+            "may_control": self.has_control_permission(request),
+            "may_remove": self.may_remove(request),
+            **(extra_context or {}),
+        }
         return super().changelist_view(request, context)
 
     def change_view(
@@ -218,6 +223,7 @@ class MemberAdmin(MoveScreen, ProposalsScreen, SecretsScreen, ContractsScreen, R
         return {
             "may_reserve": self.has_reserve_permission(request),
             "may_move": self.may_move(request, member),
+            "may_remove": self.may_remove(request, member),
             "may_list_calls": request.user.has_perm("roster.view_call"),
             **self.secrets_of(request, member),
             **self.changes_of(request, member),

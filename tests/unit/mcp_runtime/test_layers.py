@@ -151,6 +151,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.control.agents",
     "mcp_runtime.control.tokens",
     "mcp_runtime.control.tool_sets",
+    "mcp_runtime.control.trash",
     "mcp_runtime.system.console",
     "mcp_runtime.rows.database.damage",
     "mcp_runtime.rows.database.give_connection_back",
@@ -348,7 +349,7 @@ def test_modules_of_the_runtime_import_only_models_from_the_web(module: str) -> 
                 "TokenShare",
                 "Tool",
             ),
-            *("ToolSet", "ToolSetEntry", "ToolSetGroup"),
+            *("ToolSet", "ToolSetEntry", "ToolSetGroup", "TrashedMember"),
         )
     }
 

@@ -35,7 +35,7 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
     assert paths == {
         "/api/roster/": {"get"},
         "/api/members/": {"get", "post"},
-        member: {"get"},
+        member: {"get", "delete"},
         **{f"{member}{verb}/": {"post"} for verb in MEMBER_VERBS},
         f"{member}logs/": {"get"},
         f"{member}status-changes/": {"get"},
@@ -55,6 +55,8 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         "/api/nodes/rebalance/": {"post"},
         "/api/proposals/": {"get"},
         "/api/registry/": {"get"},
+        "/api/trash/": {"get"},
+        "/api/trash/{number}/restore/": {"post"},
         "/api/proposals/{proposal}/": {"get", "delete"},
         "/api/proposals/{proposal}/approve/": {"post"},
         "/api/secrets/": {"get"},
