@@ -1,0 +1,58 @@
+"""axe-core on a page, wide and narrow, light and dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+from tests.browser.screens import OVERFLOW
+
+AXE = (Path(__file__).parent / "axe.min.js").read_text()
+# Elements of Django: the tooltip beside a multiple choice, and the date and time fields of its page of a user.
+DJANGO_ELEMENTS = ".help-tooltip, form#user_form .datetime"
+RUN_AXE = """async ([excluded, only]) => {
+  const options = { resultTypes: ["violations"], ...(only ? { runOnly: { type: "rule", values: only } } : {}) };
+  const { violations } = await axe.run({ exclude: [[excluded]] }, options);
+  return violations
+    .filter(({ impact }) => ["serious", "critical"].includes(impact))
+    .flatMap(({ id, nodes }) => nodes.map((node) => `${id}: ${node.target} ${node.html.slice(0, 150)}`));
+}"""
+# Without transitions, because a colour in the middle of a transition is not a real colour of the page.
+STOP_ANIMATIONS = """() => {
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync("*, ::before, ::after { transition: none !important; animation: none !important }");
+  document.adoptedStyleSheets = [sheet];
+}"""
+
+
+def run_axe(page: Page, *, only: list[str] | None = None) -> list[str]:
+    violations: list[str] = page.evaluate(RUN_AXE, [DJANGO_ELEMENTS, only])
+    return violations
+
+
+def check_screen(page: Page, screen: str) -> dict[str, list[str]]:
+    """The violations of each view of the screen at this address."""
+    page.goto(screen)
+    return check_page(page)
+
+
+def check_page(page: Page) -> dict[str, list[str]]:
+    """The violations of each view: all rules for wide and narrow windows, and the contrast in light and dark.
+
+    The window of the page needs `bypass_csp`, because axe-core is a script with its own styles.
+    """
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.evaluate(AXE)
+    page.evaluate(STOP_ANIMATIONS)
+    violations = {"wide light": run_axe(page)}
+    page.emulate_media(color_scheme="dark")
+    violations["wide dark"] = run_axe(page, only=["color-contrast"])
+    page.set_viewport_size({"width": 390, "height": 800})
+    violations["narrow dark"] = run_axe(page)
+    page.emulate_media(color_scheme="light")
+    violations["narrow light"] = run_axe(page, only=["color-contrast"])
+    page.set_viewport_size({"width": 360, "height": 740})
+    violations["small phone"] = ["wider than the window"] if page.evaluate(OVERFLOW) > 0 else []
+    return violations
