@@ -23,11 +23,13 @@ from mcp_runtime.client.remote import plain_http_fault
 from mcp_runtime.protocol.errors import (
     ClientError,
     HttpStatusError,
+    ProtocolError,
     RegistryError,
     RequestRefusedError,
     SourceError,
     UnknownServerError,
 )
+from mcp_runtime.protocol.jsonrpc import storable
 from mcp_runtime.secrets.references import Resolved
 from mcp_runtime.sources.reader import ways
 from mcp_runtime.sources.server_json import Way, is_server_json
@@ -112,7 +114,7 @@ def _page(answer: Mapping[str, Any]) -> Page:
         raise RegistryError("the registry answered with something else than a list of servers")
     cursor = metadata.get("nextCursor") if isinstance(metadata, dict) else None
     listed = [_listed(row) for row in rows[:100] if isinstance(row, dict)]
-    is_usable = isinstance(cursor, str) and len(cursor) <= MAX_CURSOR
+    is_usable = isinstance(cursor, str) and len(cursor) <= MAX_CURSOR and cursor.isprintable()
     return Page(tuple(each for each in listed if each is not None), str(cursor) if is_usable else "")
 
 
@@ -121,15 +123,18 @@ def _listed(row: Mapping[str, Any]) -> Listed | None:
     server = row.get("server")
     if not isinstance(server, dict) or not isinstance(server.get("name"), str):
         return None
-    document = json.dumps(server, ensure_ascii=False, indent=2)
-    found: list[Way] = []
-    fault = "" if is_server_json(server) else "Its entry has no package and no address."
+    name, title, description, version = (_shown(server.get(key)) for key in ("name", "title", "description", "version"))
+    document, found, fault = "", [], ""
     try:
-        found = [] if fault else ways(document)
-    except SourceError as error:
+        document = json.dumps(storable(server), ensure_ascii=False, indent=2)
+        found = ways(document)
+    except (SourceError, ProtocolError) as error:
         fault = f"Its entry cannot be used: {error}."
-    title, description, version = (_shown(server.get(key)) for key in ("title", "description", "version"))
-    return Listed(_shown(server["name"]), title, description, version, document, tuple(found), fault)
+    if not is_server_json(server):
+        fault = "Its entry has no package and no address."
+    elif NAME.fullmatch(f"{name}@{version}") is None or name != server["name"]:
+        fault = "Its name or its version is not as the specification of registries wants them."
+    return Listed(name, title, description, version, document, tuple(found), fault)
 
 
 def _shown(value: Any) -> str:
@@ -154,19 +159,31 @@ def _get(target: str) -> dict[str, Any]:
         raise RegistryError(f"the registry may not be asked: {fault}")
     url = base + target
     key = f"registry-{hashlib.sha256(url.encode()).hexdigest()}"
-    answer: dict[str, Any] | None = cache.get(key)
-    if answer is None:
-        if not _at_once.acquire(blocking=False):
-            raise RegistryError("the registry is being asked several questions already; try again in a moment")
-        try:
-            answer = _fetch(url)
-        finally:
-            _at_once.release()
-        cache.set(key, answer, CACHE_SECONDS)
+    body: bytes | None = cache.get(key)
+    if body is not None:
+        return _parsed(body)
+    if not _at_once.acquire(blocking=False):
+        raise RegistryError("the registry is being asked several questions already; try again in a moment")
+    try:
+        body = _fetch(url)
+    finally:
+        _at_once.release()
+    answer = _parsed(body)
+    cache.set(key, body, CACHE_SECONDS)
     return answer
 
 
-def _fetch(url: str) -> dict[str, Any]:
+def _parsed(body: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RegistryError("the registry answered with something else than JSON") from error
+    if not isinstance(answer, dict):
+        raise RegistryError("the registry answered with something else than a JSON object")
+    return answer
+
+
+def _fetch(url: str) -> bytes:
     from mcp_runtime.client.transport import Exchange, Transport  # the web loads it only when somebody asks
 
     host = urlsplit(url).hostname or ""
@@ -177,24 +194,22 @@ def _fetch(url: str) -> dict[str, Any]:
         with transport.send("GET", TIMEOUT, exchange, {}) as response:
             if response.status_code != 200:
                 raise HttpStatusError(response.status_code)
-            answer = json.loads(transport.read_body(response))
+            return transport.read_body(response)
     except HttpStatusError as error:
         if error.status == 404:
             raise UnknownServerError("the registry does not know this server, or this version of it") from error
         raise RegistryError(f"the registry answered with HTTP {error.status}") from error
     except ClientError as error:
         raise RegistryError(f"the registry at {host} cannot be reached: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise RegistryError("the registry answered with something else than JSON") from error
     finally:
         transport.close()
-    if not isinstance(answer, dict):
-        raise RegistryError("the registry answered with something else than a JSON object")
-    return answer
 
 
 def _require_address(address: str, host: str) -> None:
-    """Raise OSError for an address of this machine or of its cloud, unless the setting names the address itself."""
+    """Raise OSError for a loopback or link-local address, unless the setting names the address itself.
+
+    A private network is allowed, because a company may have its own registry there.
+    """
     ip = ipaddress.ip_address(address.partition("%")[0])
     ip = getattr(ip, "ipv4_mapped", None) or ip
     is_local = ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast

@@ -15,14 +15,19 @@ from mcp_runtime.control.members import find_member, record_of_member
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownMemberError
 from mcp_runtime.rows.database import short_transaction
+from mcp_runtime.security.access import Principal
 from roster.models import AuditEntry, GuildMember, Hall, TrashedMember
 
 Kind = AuditEntry.Kind
 
 
-def trashed_members() -> QuerySet[TrashedMember]:
-    """Those that can be restored, and those whose folder is still to be moved somewhere. The newest first."""
+def trashed_members(principal: Principal) -> QuerySet[TrashedMember]:
+    """Those that can be restored, and those whose folder is still to be moved somewhere. The newest first.
+
+    Members that are reserved for others are not among them.
+    """
     recent = TrashedMember.objects.filter(removed_at__gt=timezone.now() - TrashedMember.KEEP)
+    recent = recent.exclude(name__in=principal.closed_members)
     restored = [row.pk for row in recent.exclude(restore_requested_at=None) if not row.faults]
     return recent.exclude(pk__in=restored).select_related("removed_by")
 
@@ -38,18 +43,22 @@ def remove_member(row: GuildMember, by: User | None, *, force: bool = False) -> 
         list(Hall.objects.select_for_update())
         row = find_member(row.name)
         pending = TrashedMember.objects.filter(name=row.name, is_replaced=False, restore_requested_at=None).first()
-        if pending is not None:
+        if pending is not None and pending.expires_at > timezone.now():
             faults = " ".join(pending.faults) or "The runtime does it when it runs."
             raise RequestRefusedError(f"member {row.name!r} is being removed already. {faults}")
-        if TrashedMember.objects.count() >= TrashedMember.MAX:
-            raise RequestRefusedError(f"the trash has {TrashedMember.MAX} members; remove folders by hand")
+        recent = TrashedMember.objects.filter(removed_at__gt=timezone.now() - TrashedMember.KEEP)
+        if recent.filter(restore_requested_at=None).count() >= TrashedMember.MAX:
+            reason = (
+                f"{TrashedMember.MAX} members were removed in {TrashedMember.KEEP.days} days; delete the folder by hand"
+            )
+            raise RequestRefusedError(reason)
         trashed = TrashedMember.objects.create(name=row.name, directory=row.directory, removed_by=by)
         record_of_member(row, Kind.MEMBER_TRASHED, before={"folder": row.directory})
     notify_runtime(members=True)
     return trashed
 
 
-def restore_member(pk: int) -> TrashedMember:
+def restore_member(pk: int, principal: Principal) -> TrashedMember:
     """Let the runtime of each node move the folder back. The member is then in the roster as it was.
 
     Raises UnknownMemberError and RequestRefusedError.
@@ -57,12 +66,15 @@ def restore_member(pk: int) -> TrashedMember:
     with short_transaction():
         list(Hall.objects.select_for_update())
         trashed = TrashedMember.objects.filter(pk=pk).first()
-        if trashed is None or trashed.expires_at < timezone.now():
+        is_hidden = trashed is not None and trashed.name in principal.closed_members
+        if trashed is None or is_hidden or trashed.expires_at < timezone.now():
             raise UnknownMemberError(f"the trash has no member with the number {pk}")
         if trashed.is_restored:
             raise RequestRefusedError(f"member {trashed.name!r} is restored already")
-        is_moved = "" in trashed.nodes.values()
-        if is_moved and GuildMember.objects.filter(name__iexact=trashed.name, removed_at=None).exists():
+        others = GuildMember.objects.filter(name__iexact=trashed.name, removed_at=None)
+        if not trashed.is_replaced:  # then the member of this name is still the removed one
+            others = others.exclude(name=trashed.name)
+        if others.exists():
             raise RequestRefusedError(
                 f"the hall has another member {trashed.name!r} now; remove or rename that one first"
             )

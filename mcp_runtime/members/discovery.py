@@ -71,6 +71,8 @@ def _sync_once(members_dir: Path) -> SyncReport | None:
         if disk.is_outdated():
             return None
         disk.read_nodes()
+        # A folder that went to the trash since it was read must not come back as a member.
+        files = [file for file in files if file.manifest is None or (members_dir / file.directory).exists()]
         current_sync = _Sync(disk)
         names_on_disk = current_sync.apply(files)
         current_sync.remove_all_but(names_on_disk)
@@ -105,10 +107,13 @@ class _Sync:
         return names_on_disk
 
     def remove_all_but(self, names_on_disk: set[str]) -> None:
+        unwanted = TrashedMember.pending_names()
         for row in self._rows.values():
             if row.name in names_on_disk or row.removed_at is not None:
                 continue
-            if self._disk.may_remove(row):
+            # Other nodes move their folders too, as soon as they can.
+            is_unwanted = row.name in unwanted and not self._disk.is_foreign(row)
+            if is_unwanted or self._disk.may_remove(row):
                 self._members(row).update(removed_at=timezone.now())
                 self.report.removed.append(row.name)
                 _record(AuditEntry.Kind.MEMBER_REMOVED, row.name, row.directory)

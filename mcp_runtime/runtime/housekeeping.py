@@ -15,6 +15,7 @@ from mcp_runtime.agents import transitions as agent_transitions
 from mcp_runtime.calls import statistics, transitions
 from mcp_runtime.gateway import session_rows
 from mcp_runtime.gateway.client_sessions import MAX_AGE
+from mcp_runtime.members import trash
 from mcp_runtime.runtime.load import LoadMeter
 from roster.models import AuditEntry, AuditOverflow, Invitation, MemberProposal, TrashedMember
 
@@ -62,6 +63,7 @@ def _prune() -> None:
     session_rows.prune(MAX_AGE)
     Invitation.prune()
     MemberProposal.prune()
+    trash.delete_expired(settings.GUILD_HALL_MEMBERS_DIR)
     TrashedMember.prune()
     entry_count = AuditEntry.prune(settings.GUILD_HALL_KEEP_AUDIT_DAYS)
     if count:

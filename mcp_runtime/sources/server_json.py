@@ -19,11 +19,20 @@ from mcp_runtime.sources.names import name_in_registry
 from mcp_runtime.sources.servers import Entry
 
 MAX_WAYS = 20
+MAX_FIELDS = 200  # of one way
 MAX_CHOICES = 100
 MAX_FILLED = 10_000  # characters of a value that a person fills in
 _NAME = re.compile(r"[a-zA-Z0-9.-]{1,150}/[a-zA-Z0-9._-]{1,100}")
 _BRACES = re.compile(r"\{([^{}]{1,100})\}")
 _RUNNERS = {"npm": "npx", "pypi": "uvx"}
+# Names in the package registry, and nothing else that npx and uvx run: no repository, no path, no alias, no flag.
+_PACKAGES = {
+    "npm": re.compile(r"(@[A-Za-z0-9~][A-Za-z0-9._~-]*/)?[A-Za-z0-9~_][A-Za-z0-9._~-]*"),
+    "pypi": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?"),
+}
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_!-]{0,99}")
+# What a person types as a public value. Passwords in addresses and parameters have other characters.
+_PLAIN_VALUE = re.compile(r"[\w ./,+-]{1,500}")
 _NOT_YET = {
     "oci": "runs in a container, and the hall cannot start members in containers yet",
     "mcpb": "is a bundle, and the hall cannot install bundles yet",
@@ -192,10 +201,10 @@ def _ways(server: _Server) -> list[tuple[str, _Read]]:
     ways: list[tuple[str, _Read]] = []
     for package in server.packages or ():
         label = f"{package.registry_type} package {package.identifier} {package.version or ''}".strip()
-        ways.append((label[:300], lambda filling, package=package: _read_package(package, filling)))  # type: ignore[misc]
+        ways.append((_clean(label)[:300], lambda filling, package=package: _read_package(package, filling)))  # type: ignore[misc]
     for remote in server.remotes or ():
         label = f"address {remote.url or ''}".strip()
-        ways.append((label[:300], lambda filling, remote=remote: _read_remote(remote, filling)))  # type: ignore[misc]
+        ways.append((_clean(label)[:300], lambda filling, remote=remote: _read_remote(remote, filling)))  # type: ignore[misc]
     return ways
 
 
@@ -209,9 +218,11 @@ def _read_package(package: _Package, filling: _Filling) -> dict[str, Any]:
         raise SourceError("", f"wants to be run by another program than {runner}")
     if package.transport is not None and package.transport.type not in (None, "", "stdio"):
         raise SourceError("", "is a program that listens on a port of its own choice, and the hall gives the ports")
-    if not re.fullmatch(r"[^\s@-][^\s@]*|@[^\s@/]+/[^\s@]+", package.identifier):
+    if not _PACKAGES[kind].fullmatch(package.identifier):
         raise SourceError("", "has no name of a package")
-    pinned = f"@{package.version}" if package.version and re.fullmatch(r"[^\s@]+", package.version) else ""
+    if package.version and not _VERSION.fullmatch(package.version):
+        raise SourceError("", "has a version that names something else than a version")
+    pinned = f"@{package.version}" if package.version else ""
     runtime_arguments = [each for each in package.runtime_arguments or () if each.name not in ("-y", "--yes")]
     args = [*(["-y"] if kind == "npm" else []), *filling.arguments(runtime_arguments)]
     args += [package.identifier + pinned, *filling.arguments(package.package_arguments)]
@@ -247,6 +258,7 @@ class _Filling:
         self.public: set[str] = set()
         self._values = values
         self._is_complete = is_complete
+        self._numbers: dict[str, int] = {}
 
     def require_known(self) -> None:
         if unknown := [key for key in self._values if key not in self.fields]:
@@ -277,22 +289,25 @@ class _Filling:
             if each.name:
                 for text in self._texts(each, each.name)[:1]:
                     values[each.name] = text
-                    if not each.is_secret and "${input:" not in text:
+                    is_of_document = text in (_text(each.value), _text(each.default), *map(_text, each.choices or ()))
+                    if not each.is_secret and (is_of_document or _PLAIN_VALUE.fullmatch(text)):
                         self.public.add(each.name)
         return values
 
     def template(self, text: str, variables: Mapping[str, _Input]) -> str:
-        """The text with the variables in braces filled in. Unknown ones stay."""
+        """The text with the variables in braces filled in. Unknown ones stay. Each variable has one field."""
         if "${" in text:
             raise SourceError("", "has a variable in ${} that only another program knows")
-        return _BRACES.sub(
-            lambda match: self._value(variables[match[1]], match[1]) if match[1] in variables else match[0], text
-        )
+        used = dict.fromkeys(name for name in _BRACES.findall(text) if name in variables)
+        values = {name: self._value(variables[name], name) for name in used}
+        return _BRACES.sub(lambda match: values.get(match[1], match[0]), text)
 
     def _texts(self, given: _Input, label: str) -> list[str]:
         """What is put at the place of the input: nothing, one text, or several."""
         if given.value is not None:
             variables = given.variables or {}
+            if given.is_secret:  # then what it is made of is secret too
+                variables = {name: msgspec.structs.replace(each, is_secret=True) for name, each in variables.items()}
             before = len(self.fields)
             text = self.template(_text(given.value), variables)
             asked = list(self.fields)[before:]
@@ -312,8 +327,8 @@ class _Filling:
         """The value of a new field. Empty if it has none and needs none."""
         key = self._key(label)
         is_secret = bool(given.is_secret)
-        choices = tuple(_text(choice)[:500] for choice in (given.choices or ())[:MAX_CHOICES])
-        default = "" if is_secret else _text(given.default)
+        choices = tuple(_clean(_text(choice))[:500] for choice in (given.choices or ())[:MAX_CHOICES])
+        default = "" if is_secret else _clean(_text(given.default))
         asked = Field(
             key,
             _clean(given.description)[:500],
@@ -349,12 +364,15 @@ class _Filling:
             raise SourceError(asked.key, "must be a number")
 
     def _key(self, label: str) -> str:
-        """A key that no other field has, such as API_KEY or allowed-directory."""
+        """A key that no other field has, such as API_KEY or allowed-directory. Raises SourceError."""
+        if len(self.fields) >= MAX_FIELDS:
+            raise SourceError("", f"has more than {MAX_FIELDS} values to fill in")
         words = re.sub(r"[^A-Za-z0-9_.-]+", "-", label).strip("-.")[:60] or "value"
-        key, number = words, 1
+        key, number = words, self._numbers.get(words, 1)
         while key in self.fields:
             number += 1
             key = f"{words}-{number}"
+        self._numbers[words] = number
         return key
 
 

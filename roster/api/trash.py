@@ -15,7 +15,7 @@ from rest_framework.response import Response
 from mcp_runtime.control import trash
 from roster.api.base import REFUSED, Filters, HallView, NewestFirst, query_of
 from roster.api.described import extend_schema
-from roster.api.permissions import MayApproveMembers, reachable_member
+from roster.api.permissions import MayApproveMembers, principal_of, reachable_member
 from roster.models import TrashedMember
 
 
@@ -58,7 +58,7 @@ class TrashView(HallView, ListAPIView[TrashedMember]):
     permission_classes = (IsAuthenticated, MayApproveMembers)
 
     def get_queryset(self) -> QuerySet[TrashedMember]:
-        return trash.trashed_members()
+        return trash.trashed_members(principal_of(self.request))
 
 
 class RestoreView(HallView):
@@ -67,5 +67,5 @@ class RestoreView(HallView):
     @extend_schema(request=None, responses={202: TrashedMemberSerializer, 403: REFUSED, 404: REFUSED, 409: REFUSED})
     def post(self, request: Request, number: int) -> Response:
         """Move the folder back. The member is then in the roster as it was."""
-        row: Any = trash.restore_member(number)
+        row: Any = trash.restore_member(number, principal_of(request))
         return Response(TrashedMemberSerializer(row).data, status=status.HTTP_202_ACCEPTED)

@@ -24,6 +24,7 @@ class Migration(migrations.Migration):
                 ('is_replaced', models.BooleanField(default=False, editable=False, help_text='A member of this name came back. No node moves its folder to the trash any more.')),
                 ('restore_requested_at', models.DateTimeField(editable=False, null=True)),
                 ('nodes', models.JSONField(default=dict, editable=False, help_text='For each node that tried, why its folder is not where it should be. Empty if it is.')),
+                ('moved_at', models.JSONField(default=dict, editable=False, help_text='For each node that moved its folder to the trash, when, in Unix time.')),
                 ('removed_by', models.ForeignKey(editable=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
             ],
             options={

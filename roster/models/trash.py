@@ -36,6 +36,9 @@ class TrashedMember(models.Model):
         editable=False,
         help_text="For each node that tried, why its folder is not where it should be. Empty if it is.",
     )
+    moved_at = models.JSONField(
+        default=dict, editable=False, help_text="For each node that moved its folder to the trash, when, in Unix time."
+    )
 
     class Meta:
         ordering = ["-pk"]
@@ -50,7 +53,7 @@ class TrashedMember(models.Model):
 
     @property
     def expires_at(self) -> datetime:
-        """When the runtime deletes the folder."""
+        """Until when it can be restored. A node deletes the folder when it has been in the trash for as long."""
         return self.removed_at + self.KEEP
 
     @property
@@ -59,6 +62,12 @@ class TrashedMember(models.Model):
         return [f"On node {node}: {fault}." for node, fault in sorted(self.nodes.items()) if fault]
 
     @classmethod
+    def pending_names(cls) -> set[str]:
+        """The members that somebody wants to be gone, and that have not come back."""
+        recent = cls.objects.filter(removed_at__gt=timezone.now() - cls.KEEP)
+        return set(recent.filter(is_replaced=False, restore_requested_at=None).values_list("name", flat=True))
+
+    @classmethod
     def prune(cls) -> None:
-        """Delete the rows long after their folders, because a node that was away must still learn of the removal."""
+        """Delete the rows long after the last folder could be moved, so that each node has deleted its folder."""
         cls.objects.filter(removed_at__lt=timezone.now() - 2 * cls.KEEP).delete()

@@ -83,6 +83,7 @@ def add_call(member: GuildMember, tool: str = "echo", **values: Any) -> Call:
 EXAMPLES: dict[str, Any] = {
     "name": "example",
     "proposal": "nobody",
+    "number": "7",
     "secret": "nobody",
     "tool_set": "nobody",
     "node": "main",

@@ -16,7 +16,7 @@ from mcp_runtime.control import proposals
 from mcp_runtime.control.trash import remove_member, restore_member, trashed_members
 from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.admin import present
-from roster.admin.rows import RuntimeRowAdmin
+from roster.admin.rows import RuntimeRowAdmin, principal_of
 from roster.models import GuildMember, TrashedMember
 
 
@@ -75,7 +75,9 @@ class TrashScreen(RuntimeRowAdmin):
         if request.method == "POST":
             number = request.POST.get("restore", "")
             try:
-                row = restore_member(int(number) if number.isdecimal() and len(number) < 19 else 0)
+                row = restore_member(
+                    int(number) if number.isdecimal() and len(number) < 19 else 0, principal_of(request)
+                )
                 self.message_user(request, f"{row.name} is restored. The hall moves its folder back and starts it.")
             except RequestRefusedError as refusal:
                 present.report(request, "", [], [str(refusal)])
@@ -84,7 +86,7 @@ class TrashScreen(RuntimeRowAdmin):
             **self.admin_site.each_context(request),
             "title": "Trash",
             "opts": self.opts,
-            "rows": list(trashed_members()),
+            "rows": list(trashed_members(principal_of(request))),
             "days": TrashedMember.KEEP.days,
         }
         return TemplateResponse(request, "admin/roster/guildmember/trash.html", context)

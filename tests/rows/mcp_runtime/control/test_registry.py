@@ -141,6 +141,31 @@ def test_entries_with_faults_do_not_hide_the_others(server: Registry) -> None:
     assert page.cursor == ""
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "acme/weather"},
+        {"version": ""},
+        {"version": "1 2"},
+        {"title": "\ud800", "description": "\ud800", "version": "\ud800"},
+        {"_meta": json.loads("[" * 500 + "]" * 500)},
+        {"packages": [{"registryType": "npm", "identifier": "\ud800"}]},
+    ],
+)
+def test_a_server_with_a_strange_entry_is_listed_with_its_fault(server: Registry, changes: dict[str, Any]) -> None:
+    server.servers["com.example/clock"] = [{**CLOCK, **changes}]
+    (listed,) = registry.search("clock").servers
+    assert listed.fault or all(way.refusal for way in listed.ways)
+    repr(listed).encode()  # it can be shown
+    assert registry.search("weather").servers
+
+
+def test_what_is_listed_without_a_fault_can_be_looked_up_under_its_name(server: Registry) -> None:
+    for listed in registry.search("").servers:
+        assert not listed.fault
+        assert registry.resolve(f"{listed.name}@{listed.version}") == listed.document
+
+
 def test_a_registry_that_never_answers_ends_at_the_deadline(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.clear()
     monkeypatch.setattr(registry, "TIMEOUT", 0.2)
@@ -152,10 +177,10 @@ def test_a_registry_that_never_answers_ends_at_the_deadline(settings: Any, monke
 def test_more_questions_at_once_than_the_bound_are_refused(server: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals = []
 
-    def fetch(url: str) -> dict[str, Any]:
+    def fetch(url: str) -> bytes:
         if url.endswith("=outer"):
             refusals.append(refusal(lambda: registry.search("inner")))
-        return {"servers": []}
+        return b'{"servers": []}'
 
     monkeypatch.setattr(registry, "_at_once", threading.BoundedSemaphore(1))
     monkeypatch.setattr(registry, "_fetch", fetch)

@@ -17,6 +17,7 @@ from mcp_runtime.control.members import find_member
 from mcp_runtime.members import discovery
 from mcp_runtime.members import trash as folders
 from mcp_runtime.protocol.errors import MemberInUseError, RequestRefusedError, UnknownMemberError
+from mcp_runtime.security.access import OPERATOR, Principal
 from roster.models import Agent, AgentMessage, AuditEntry, GuildMember, TrashedMember
 
 pytestmark = pytest.mark.django_db
@@ -37,7 +38,8 @@ def ada(db: None) -> User:
 
 def write(folder: Path, name: str = "notes") -> None:
     folder.mkdir(parents=True)
-    (folder / "guild-member.json").write_text(json.dumps({"name": name, "version": "1", "command": "serve"}))
+    manifest = {"name": name, "version": "1", "transport": "stdio", "command": "serve"}
+    (folder / "guild-member.json").write_text(json.dumps(manifest))
     (folder / "data.txt").write_text("kept")
 
 
@@ -66,7 +68,7 @@ def test_a_removed_member_leaves_the_roster_and_its_folder_is_in_the_trash(membe
     turn(members_dir)
     assert names(members_dir) == {f".trash/{row.pk}-notes/data.txt"}
     assert GuildMember.objects.get().removed_at is not None
-    (listed,) = trash.trashed_members()
+    (listed,) = trash.trashed_members(OPERATOR)
     assert (listed.name, listed.removed_by, listed.faults) == ("notes", ada, [])
     kinds = list(AuditEntry.objects.order_by("pk").values_list("kind", flat=True))
     assert kinds[-2:] == ["member_trashed", "member_removed"]
@@ -79,7 +81,7 @@ def test_a_member_in_a_collection_is_removed_alone(tmp_path: Path) -> None:
     discovery.sync(members_dir)
     row = remove(members_dir)
     assert names(members_dir) == {"team/files/data.txt", f".trash/{row.pk}-notes/data.txt"}
-    trash.restore_member(row.pk)
+    trash.restore_member(row.pk, OPERATOR)
     turn(members_dir)
     assert names(members_dir) == {"team/files/data.txt", "team/notes/data.txt"}
 
@@ -149,11 +151,11 @@ def test_a_fault_is_shown_and_tried_again(members_dir: Path) -> None:
 def test_a_removal_with_a_fault_can_be_taken_back(members_dir: Path) -> None:
     (members_dir / ".trash").write_text("a file")
     row = remove(members_dir)
-    trash.restore_member(row.pk)
+    trash.restore_member(row.pk, OPERATOR)
     (members_dir / ".trash").unlink()
     turn(members_dir)
     assert names(members_dir) == {"notes/data.txt"}
-    assert list(trash.trashed_members()) == []
+    assert list(trash.trashed_members(OPERATOR)) == []
 
 
 @pytest.mark.parametrize("directory", ["../outside", "a/../../outside", "/outside"])
@@ -173,19 +175,19 @@ def test_only_folders_in_the_members_folder_are_moved(members_dir: Path, directo
 def test_a_restored_member_is_in_the_roster_as_it_was(members_dir: Path) -> None:
     before = find_member("notes")
     row = remove(members_dir)
-    trash.restore_member(row.pk)
+    trash.restore_member(row.pk, OPERATOR)
     turn(members_dir)
     assert names(members_dir) == {"notes/data.txt"}
     after = find_member("notes")
     assert (after.pk, after.manifest, after.enabled) == (before.pk, before.manifest, before.enabled)
-    assert list(trash.trashed_members()) == []
+    assert list(trash.trashed_members(OPERATOR)) == []
     with pytest.raises(RequestRefusedError, match="restored already"):
-        trash.restore_member(row.pk)
+        trash.restore_member(row.pk, OPERATOR)
 
 
 def test_a_restored_member_can_be_removed_again(members_dir: Path) -> None:
     first = remove(members_dir)
-    trash.restore_member(first.pk)
+    trash.restore_member(first.pk, OPERATOR)
     turn(members_dir)
     second = remove(members_dir)
     assert names(members_dir) == {f".trash/{second.pk}-notes/data.txt"}
@@ -196,10 +198,10 @@ def test_nothing_is_restored_over_another_member_or_folder(members_dir: Path) ->
     write(members_dir / "notes")
     discovery.sync(members_dir)
     with pytest.raises(RequestRefusedError, match="another member"):
-        trash.restore_member(row.pk)
+        trash.restore_member(row.pk, OPERATOR)
     (members_dir / "notes" / "guild-member.json").unlink()
     discovery.sync(members_dir)
-    trash.restore_member(row.pk)
+    trash.restore_member(row.pk, OPERATOR)
     turn(members_dir)
     assert "exists already" in TrashedMember.objects.get().faults[0]
     assert names(members_dir) == {"notes/data.txt", f".trash/{row.pk}-notes/data.txt"}
@@ -223,34 +225,126 @@ def test_each_node_moves_its_own_folder(members_dir: Path, tmp_path: Path, setti
     assert TrashedMember.objects.get().nodes == {"main": "", "other": ""}
 
 
+def test_a_node_that_was_away_handles_the_oldest_request_first(
+    members_dir: Path, tmp_path: Path, settings: Any
+) -> None:
+    other = tmp_path / "other"
+    write(other / "notes")
+    first = remove(members_dir)
+    settings.GUILD_HALL_NODE = "other"
+    folders.turn(other)
+    settings.GUILD_HALL_NODE = "main"
+    trash.restore_member(first.pk, OPERATOR)
+    turn(members_dir)
+    remove(members_dir)
+    settings.GUILD_HALL_NODE = "other"
+    folders.turn(other)
+    assert not (other / "notes").exists()
+
+
+def test_a_folder_of_another_member_at_the_same_path_stays(members_dir: Path, tmp_path: Path, settings: Any) -> None:
+    remove(members_dir)
+    write(tmp_path / "other" / "notes", "journal")
+    settings.GUILD_HALL_NODE = "other"
+    folders.turn(tmp_path / "other")
+    assert names(tmp_path / "other") == {"notes/data.txt"}
+
+
+def test_a_folder_with_a_faulty_manifest_is_removed_too(members_dir: Path) -> None:
+    (members_dir / "notes" / "guild-member.json").write_text('{"name": "notes"}')
+    discovery.sync(members_dir)
+    row = remove(members_dir)
+    assert names(members_dir) == {f".trash/{row.pk}-notes/data.txt"}
+
+
+def test_a_sync_that_read_the_folder_before_its_move_brings_nothing_back(
+    members_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = discovery.read_all
+
+    def read_all(*args: Any) -> Any:
+        files = original(*args)
+        monkeypatch.setattr(discovery, "read_all", original)
+        turn(members_dir)
+        return files
+
+    trash.remove_member(find_member("notes"), None)
+    monkeypatch.setattr(discovery, "read_all", read_all)
+    discovery.sync(members_dir)
+    assert GuildMember.objects.get().removed_at is not None
+    assert not TrashedMember.objects.get().is_replaced
+
+
+def test_a_member_that_another_node_still_has_leaves_the_roster_too(
+    members_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery.Disk, "may_remove", lambda disk, row: False)
+    monkeypatch.setattr(discovery.Disk, "new_node", lambda disk, row: pytest.fail("it must not move to another node"))
+    remove(members_dir)
+    assert GuildMember.objects.get().removed_at is not None
+
+
+def test_members_that_are_reserved_for_others_are_not_in_the_trash(members_dir: Path) -> None:
+    row = remove(members_dir)
+    other = Principal(None, "bob", closed_members=frozenset({"notes"}))
+    assert list(trash.trashed_members(other)) == []
+    with pytest.raises(UnknownMemberError):
+        trash.restore_member(row.pk, other)
+
+
 def test_an_unknown_number_is_refused(members_dir: Path) -> None:
     with pytest.raises(UnknownMemberError, match="number 7"):
-        trash.restore_member(7)
+        trash.restore_member(7, OPERATOR)
 
 
 # The end ----------------------------------------------------------------------------------------------------------
 
 
 def age(row: TrashedMember, days: int) -> None:
-    TrashedMember.objects.filter(pk=row.pk).update(removed_at=timezone.now() - timedelta(days=days))
+    moment = timezone.now() - timedelta(days=days)
+    moved_at = dict.fromkeys(row.moved_at, moment.timestamp())
+    TrashedMember.objects.filter(pk=row.pk).update(removed_at=moment, moved_at=moved_at)
 
 
 def test_after_thirty_days_the_folder_is_deleted_and_cannot_be_restored(members_dir: Path) -> None:
     row = remove(members_dir)
     age(row, 29)
-    turn(members_dir)
+    folders.delete_expired(members_dir)
     assert names(members_dir) == {f".trash/{row.pk}-notes/data.txt"}
     age(row, 31)
-    turn(members_dir)
+    folders.delete_expired(members_dir)
     assert names(members_dir) == set()
-    assert list(trash.trashed_members()) == []
+    assert list(trash.trashed_members(OPERATOR)) == []
     with pytest.raises(UnknownMemberError):
-        trash.restore_member(row.pk)
+        trash.restore_member(row.pk, OPERATOR)
     TrashedMember.prune()
-    assert TrashedMember.objects.count() == 1  # for a node that was away
+    assert TrashedMember.objects.count() == 1  # for a node that moved its folder later
     age(row, 61)
     TrashedMember.prune()
     assert TrashedMember.objects.count() == 0
+
+
+def test_a_folder_stays_for_thirty_days_on_a_node_that_moved_it_late(
+    members_dir: Path, tmp_path: Path, settings: Any
+) -> None:
+    row = remove(members_dir)
+    age(row, 29)
+    write(tmp_path / "other" / "notes")
+    settings.GUILD_HALL_NODE = "other"
+    folders.turn(tmp_path / "other")
+    TrashedMember.objects.update(removed_at=timezone.now() - timedelta(days=40))
+    folders.delete_expired(tmp_path / "other")
+    assert names(tmp_path / "other") == {f".trash/{row.pk}-notes/data.txt"}
+
+
+def test_a_node_that_was_away_for_longer_keeps_its_folder(members_dir: Path, tmp_path: Path, settings: Any) -> None:
+    age(remove(members_dir), 31)
+    write(tmp_path / "other" / "notes")
+    settings.GUILD_HALL_NODE = "other"
+    for _ in range(2):
+        folders.turn(tmp_path / "other")
+        folders.delete_expired(tmp_path / "other")
+    assert names(tmp_path / "other") == {"notes/data.txt"}
 
 
 def test_a_link_in_the_trash_is_deleted_and_not_its_target(members_dir: Path) -> None:
@@ -259,28 +353,38 @@ def test_a_link_in_the_trash_is_deleted_and_not_its_target(members_dir: Path) ->
     place.rename(members_dir / "_real")
     place.symlink_to("../_real")
     age(row, 31)
-    folders.turn(members_dir)
+    folders.delete_expired(members_dir)
     assert not place.is_symlink()
     assert names(members_dir) == {"_real/data.txt"}
 
 
+@pytest.mark.parametrize(
+    ("error", "words"), [(OSError(13, "Permission denied"), "Permission denied"), (RecursionError(), "too deep")]
+)
 def test_a_folder_that_cannot_be_deleted_is_named_in_the_log(
-    members_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    members_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    words: str,
 ) -> None:
     def fail(path: Path) -> None:
-        raise OSError(13, "Permission denied")
+        raise error
 
     row = remove(members_dir)
     age(row, 31)
     monkeypatch.setattr("shutil.rmtree", fail)
-    folders.turn(members_dir)
-    assert f"{row.pk}-notes in the trash cannot be deleted: Permission denied" in caplog.text
+    folders.delete_expired(members_dir)
+    assert f"{row.pk}-notes in the trash cannot be deleted: " in caplog.text
+    assert words in caplog.text
 
 
 def test_a_restored_folder_is_never_deleted(members_dir: Path) -> None:
     row = remove(members_dir)
-    trash.restore_member(row.pk)
+    trash.restore_member(row.pk, OPERATOR)
     turn(members_dir)
+    row.refresh_from_db()
     age(row, 31)
     turn(members_dir)
+    folders.delete_expired(members_dir)
     assert names(members_dir) == {"notes/data.txt"}

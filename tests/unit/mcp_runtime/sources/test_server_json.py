@@ -73,6 +73,11 @@ def test_each_way_says_what_it_needs_or_why_it_is_impossible() -> None:
         ({"transport": {"type": "streamable-http", "url": "http://localhost:{port}/mcp"}}, "gives the ports"),
         ({"identifier": "--eval"}, "no name of a package"),
         ({"identifier": "a b"}, "no name of a package"),
+        ({"identifier": "anna/tool"}, "no name of a package"),
+        ({"identifier": "git+ssh://git@example.com/x"}, "no name of a package"),
+        ({"registryType": "pypi", "identifier": "git+https://example.com/x"}, "no name of a package"),
+        ({"version": "npm:evil"}, "something else than a version"),
+        ({"version": "--eval"}, "something else than a version"),
     ],
 )
 def test_a_package_that_the_hall_cannot_run_is_refused_with_the_reason(changes: dict[str, Any], words: str) -> None:
@@ -128,6 +133,48 @@ def test_a_value_that_is_said_to_be_public_but_looks_like_a_secret_becomes_one()
     result = draft(document, API_TOKEN=KEY, PLACE="The Hague")
     assert result.manifest["env"] == {"API_TOKEN": "${secret:tool-API_TOKEN}", "PLACE": "The Hague"}
     assert result.secrets == {"tool-API_TOKEN": KEY}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DATABASE_URL", "postgres://bob:canary-4711-abc@db/x"),
+        ("MONGODB_URI", "mongodb://u:canary-4711-abc@h/"),
+        ("SMTP_LOGIN", "bob:canary-4711-abc"),
+        ("ENDPOINT", "https://h/?q=canary-4711-abc"),
+    ],
+)
+def test_a_password_in_a_value_that_is_not_said_to_be_secret_becomes_one(name: str, value: str) -> None:
+    result = draft(package(environmentVariables=[{"name": name}]), **{name: value})
+    assert "${secret:" in result.manifest["env"][name]
+    assert any(KEY in secret for secret in result.secrets.values())
+
+
+@pytest.mark.parametrize("value", ["https://api.example.com/v1", "a@b"])
+def test_what_the_document_itself_says_is_public(value: str) -> None:
+    document = package(environmentVariables=[{"name": "PLACE", "default": value}])
+    assert draft(document).manifest["env"] == {"PLACE": value}
+
+
+@pytest.mark.parametrize("kind", [{"type": "named", "name": "--login"}, {"type": "positional"}])
+def test_what_a_secret_is_made_of_is_secret_too(kind: dict[str, Any]) -> None:
+    argument = {**kind, "value": "{pw}", "isSecret": True, "variables": {"pw": {"isRequired": True}}}
+    (way,) = ways(json.dumps(package(packageArguments=[argument])))
+    assert [(field.key, field.is_secret) for field in way.fields] == [("pw", True)]
+    assert draft(package(packageArguments=[argument]), pw=KEY).secrets == {"tool-pw": KEY}
+
+
+def test_a_variable_that_occurs_often_is_asked_for_once() -> None:
+    argument = {"type": "positional", "value": "{a}" * 30_000, "variables": {"a": {}}}
+    document = package(packageArguments=[argument, {"type": "positional", "value": "{h}:{h}", "variables": {"h": {}}}])
+    (way,) = ways(json.dumps(document))
+    assert [field.key for field in way.fields] == ["a", "h"]
+    assert draft(document, h="x").manifest["args"][-1] == "x:x"
+
+
+def test_more_values_than_a_person_can_fill_in_are_refused() -> None:
+    arguments = [{"type": "positional", "valueHint": "file"} for _ in range(201)]
+    assert "more than 200 values" in ways(json.dumps(package(packageArguments=arguments)))[0].refusal
 
 
 @pytest.mark.parametrize(
@@ -223,6 +270,14 @@ def test_a_secret_in_an_address_is_refused() -> None:
 )
 def test_a_document_with_faults_is_refused(document: dict[str, Any], words: str) -> None:
     assert words in refusal(document)
+
+
+def test_texts_of_the_document_are_one_line_each() -> None:
+    entry = {"name": "A", "default": "a\nb", "choices": ["a\nb"], "description": "a\nb", "placeholder": "a\nb"}
+    (way,) = ways(json.dumps(package(identifier="x\ny", environmentVariables=[entry])))
+    assert "\\n" not in repr(way)
+    (way,) = ways(json.dumps(package(environmentVariables=[entry])))
+    assert "\\n" not in repr(way)
 
 
 def test_a_text_of_the_document_with_the_form_of_a_secret_is_not_shown() -> None:
