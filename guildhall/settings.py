@@ -133,26 +133,14 @@ def env_node_url(name: str) -> str:
     return text
 
 
-def env_web_url(name: str) -> str:
-    """Read the address under which people reach the web. It may have a path, as a prefix of all pages."""
+def env_web_url(name: str, example: str) -> str:
+    """Read an address of http or https, without a slash at its end. It may have a path, as a prefix of all others."""
     text = os.environ.get(name, "").strip().removesuffix("/")
     pattern = r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:(\d{1,5}))?(/[A-Za-z0-9._~-]+)*"
     match = re.fullmatch(pattern, text)
     if text and not (match and 0 < int(match[3] or 80) <= 65535):
         raise ImproperlyConfigured(
-            f"{name}={text!r}: give http:// or https:// and a host, if needed with a port and a prefix, "
-            "e.g. https://hall.example.com."
-        )
-    return text
-
-
-def env_registry_url(name: str) -> str:
-    """Read the address of a registry of MCP servers, without a slash at its end. Empty if none is set."""
-    text = os.environ.get(name, "").strip().rstrip("/")
-    match = re.fullmatch(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:(\d{1,5}))?(/[A-Za-z0-9._~-]+)*", text)
-    if text and not (match and 0 < int(match[3] or 443) <= 65535):
-        raise ImproperlyConfigured(
-            f"{name}={text!r}: give https:// and a host, if needed with a port and a path before /v0.1/servers."
+            f"{name}={text!r}: give http:// or https:// and a host, if needed with a port and a prefix, e.g. {example}."
         )
     return text
 
@@ -257,7 +245,7 @@ GUILD_HALL_HOST = os.environ.get("GUILD_HALL_HOST", "").strip() or "127.0.0.1"
 GUILD_HALL_PORT = env_int("GUILD_HALL_PORT", 8000, 1, 65535)
 GUILD_HALL_GATEWAY_PORT = env_int("GUILD_HALL_GATEWAY_PORT", 8100, 1, 65535)
 # Where people reach the web, for links that the hall gives out. Empty if that is its own host and port.
-GUILD_HALL_WEB_URL = env_web_url("GUILD_HALL_WEB_URL")
+GUILD_HALL_WEB_URL = env_web_url("GUILD_HALL_WEB_URL", "https://hall.example.com")
 GUILD_HALL_PORT_RANGE = env_port_range("GUILD_HALL_PORT_RANGE")
 GUILD_HALL_MEMBERS_DIR = env_path("GUILD_HALL_MEMBERS_DIR", BASE_DIR / "guild-members")
 USER_UMASK = private_umask()
@@ -279,7 +267,7 @@ GUILD_HALL_START_CONCURRENCY = env_int("GUILD_HALL_START_CONCURRENCY", 2 * (os.c
 # Other machines that members' urls may call without TLS.
 GUILD_HALL_PLAIN_HTTP_HOSTS = env_hosts("GUILD_HALL_PLAIN_HTTP_HOSTS")
 # Where people look servers up before they propose one. Without it, nothing is looked up.
-GUILD_HALL_REGISTRY_URL = env_registry_url("GUILD_HALL_REGISTRY_URL")
+GUILD_HALL_REGISTRY_URL = env_web_url("GUILD_HALL_REGISTRY_URL", "https://registry.example.com")
 # The limits of a token that has no other limits. 0 calls a minute means no limit.
 GUILD_HALL_CALLS_PER_MINUTE = env_int("GUILD_HALL_CALLS_PER_MINUTE", 6000, 0, 1_000_000)
 GUILD_HALL_MAX_IN_FLIGHT = env_int("GUILD_HALL_MAX_IN_FLIGHT", 64, 1, 4096)

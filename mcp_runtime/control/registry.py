@@ -39,6 +39,7 @@ MAX_BYTES = 2_000_000
 PAGE = 20
 MAX_CURSOR = 1000
 CACHE_SECONDS = 300
+MAX_CACHED = 262_144  # bytes of an answer. Django's cache in memory has 300 entries
 NAME = re.compile(r"([a-zA-Z0-9][a-zA-Z0-9-]*(?:\.[a-zA-Z0-9-]+)+/[a-zA-Z0-9._-]{1,100})(?:@([^\s@/]{1,255}))?")
 # A slow registry must not take all threads of the web.
 _at_once = threading.BoundedSemaphore(4)
@@ -169,7 +170,8 @@ def _get(target: str) -> dict[str, Any]:
     finally:
         _at_once.release()
     answer = _parsed(body)
-    cache.set(key, body, CACHE_SECONDS)
+    if len(body) <= MAX_CACHED:
+        cache.set(key, body, CACHE_SECONDS)
     return answer
 
 

@@ -182,7 +182,7 @@ class _Sync:
             self._rows[name] = GuildMember.objects.create(name=name, **values)
             Hall.note_access_change()
             self.report.added.append(name)
-            _record(AuditEntry.Kind.MEMBER_ADDED, name, values["directory"])
+            self._note_added(name, values["directory"])
             return True
         changes = {key: value for key, value in values.items() if getattr(row, key) != value}
         if not changes:
@@ -192,8 +192,13 @@ class _Sync:
             Hall.note_access_change()
         (self.report.added if row.removed_at else self.report.changed).append(name)
         if row.removed_at:
-            _record(AuditEntry.Kind.MEMBER_ADDED, name, values["directory"])
+            self._note_added(name, values["directory"])
         return True
+
+    @staticmethod
+    def _note_added(name: str, directory: str) -> None:
+        _record(AuditEntry.Kind.MEMBER_ADDED, name, directory)
+        TrashedMember.objects.filter(name=name, is_replaced=False).update(is_replaced=True)
 
     def _members(self, row: GuildMember) -> QuerySet[GuildMember]:
         return GuildMember.objects.filter(self._disk.writable, pk=row.pk)
@@ -202,8 +207,6 @@ class _Sync:
 def _record(kind: AuditEntry.Kind, name: str, directory: str) -> None:
     details = {"folder": directory}
     is_new = kind == AuditEntry.Kind.MEMBER_ADDED
-    if is_new:
-        TrashedMember.objects.filter(name=name, is_replaced=False).update(is_replaced=True)
     before, after = (None, details) if is_new else (details, None)
     AuditEntry.record(kind, f"member {name}", member=name, before=before, after=after)
 

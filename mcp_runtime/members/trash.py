@@ -15,8 +15,9 @@ from pathlib import Path, PurePosixPath
 from django.conf import settings
 from django.utils import timezone
 
-from mcp_runtime.members.manifest.files import read_file, sync_folder
+from mcp_runtime.members.manifest.files import read_file
 from mcp_runtime.rows.database import short_transaction
+from mcp_runtime.system.folders import sync_folder
 from roster.models import Hall, TrashedMember
 
 FOLDER = ".trash"

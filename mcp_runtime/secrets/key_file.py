@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mcp_runtime.protocol.errors import KeyFileError
+from mcp_runtime.system.folders import sync_folder
 
 if TYPE_CHECKING:  # a hall without secrets does not load it, so that it starts faster
     from cryptography.fernet import MultiFernet
@@ -100,17 +101,9 @@ class KeyFile:
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(draft)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except OSError as error:
             raise KeyFileError(f"the key file {self.path} cannot be written: {error.strerror}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _new_key() -> str:

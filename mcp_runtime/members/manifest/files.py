@@ -17,6 +17,7 @@ from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.manifest.parser import name_error, parse, unknown_keys
 from mcp_runtime.protocol.errors import ManifestError
 from mcp_runtime.protocol.jsonrpc import storable
+from mcp_runtime.system.folders import sync_folder
 
 FILE_NAME = "guild-member.json"
 MAX_BYTES = 1_000_000
@@ -266,15 +267,6 @@ def create(members_dir: Path, name: str, text: str) -> str:
         shutil.rmtree(draft, ignore_errors=True)
         return f"the folder {folder} cannot be created: {error.strerror}"
     return ""
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in the folder survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # The command ------------------------------------------------------------------------------------------------------

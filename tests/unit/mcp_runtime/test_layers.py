@@ -24,7 +24,7 @@ ROOMS = {
     "contracts": set(),
     "nodes": set(),
     "rows": {"protocol", "sandbox", "system"},
-    "secrets": {"protocol", "rows"},
+    "secrets": {"protocol", "rows", "system"},
     "security": {"protocol", "rows"},
     "client": {"protocol", "system", "secrets"},
     "http1": {"protocol", "secrets", "security", "client"},
