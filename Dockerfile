@@ -4,8 +4,8 @@
 FROM python:3.12-slim
 
 WORKDIR /app
-COPY requirements.txt .
-RUN pip install --no-cache-dir -r requirements.txt
+COPY requirements.txt requirements-oidc.txt ./
+RUN pip install --no-cache-dir -r requirements.txt -r requirements-oidc.txt
 # Members in other languages need theirs here, e.g.:
 # RUN apt-get update && apt-get install -y --no-install-recommends nodejs npm && rm -rf /var/lib/apt/lists/*
 
@@ -18,7 +18,7 @@ COPY mcp_runtime mcp_runtime
 COPY roster roster
 COPY --chown=1000:1000 guild-members guild-members
 # Its user may not write here, and each start would compile all of it again.
-RUN python -m compileall -q guildhall mcp_runtime roster
+RUN python -m compileall -q guildhall mcp_runtime roster && python -m guildhall.entry_point /usr/local/bin/guildhall
 
 ENV PYTHONUNBUFFERED=1 GUILD_HALL_HOST=0.0.0.0 GUILD_HALL_DATA_DIR=/data
 USER 1000:1000

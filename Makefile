@@ -3,7 +3,7 @@
 # check  lint, types and missing migrations, reads only         lint   the first two, mending what it can
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
-# agent  install what agents need (docs/agents.md)
+# agent  install what agents need (docs/agents.md)        oidc  what single sign-on needs (docs/single-sign-on.md)
 # screenshots  the pictures of README and docs, made again (needs Chromium)
 # docs   the site of docs/ in .docs/site; a broken link fails it
 # attack  a real hall under attack, the honest beside it; `ARGS=--short` in 90 s    fuzz  its parsers (needs atheris)
@@ -20,7 +20,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 PYTHONS := $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11
 NEW := import sys; sys.exit(sys.version_info < (3, 11))
 
-run: $(VENV)/.installed
+run: $(VENV)/.installed $(BIN)/guildhall
 	@exec $(BIN)/python manage.py up
 
 test: $(VENV)/.installed-dev
@@ -66,6 +66,9 @@ docs: .docs/venv/.installed
 agent: $(VENV)/.installed
 	$(PIP) install -r requirements-agent.txt
 
+oidc: $(VENV)/.installed
+	$(PIP) install -r requirements-oidc.txt
+
 conformance-suite: $(SUITE)/.package-lock.json
 
 clean:
@@ -75,11 +78,15 @@ clean:
 $(SUITE)/.package-lock.json: tests/conformance/package-lock.json
 	cd tests/conformance && npm ci --no-audit --no-fund --loglevel=error
 
+# The command for people. It names this folder, so it is written again when the folder has moved.
+$(BIN)/guildhall: $(VENV)/.installed
+	@$(BIN)/python -m guildhall.entry_point $@
+
 $(VENV)/.installed: requirements.txt $(VENV)/.python
 	$(PIP) install -r requirements.txt
 	@touch $@
 
-$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+$(VENV)/.installed-dev: requirements-dev.txt requirements-oidc.txt $(VENV)/.installed
 	$(PIP) install -r requirements-dev.txt
 	@touch $@
 
@@ -113,4 +120,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: run test check lint bench bench-peers attack storm docker fuzz screenshots docs agent conformance conformance-suite clean
+.PHONY: $(BIN)/guildhall run test check lint bench bench-peers attack storm docker fuzz screenshots docs agent oidc conformance conformance-suite clean

@@ -21,12 +21,14 @@ def main() -> None:
         from django.core.management import execute_from_command_line
         from django.db import DatabaseError
 
+        from guildhall import commands, data_folder
         from mcp_runtime.rows.database import damage
         from mcp_runtime.system import console
     except ModuleNotFoundError as error:
         sys.exit(f"{error} in {sys.executable}. `make run` installs into .venv; its Python is .venv/bin/python.")
     if sys.argv[1:2] == ["up"]:
         console.replace_standard_streams()
+    data_folder.is_created = not commands.is_beside_hall(sys.argv[1:])
     try:
         if sys.argv[1:2] and sys.argv[1] in WITHOUT_WEB:
             settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if app not in settings.APPS_OF_THE_WEB]

@@ -26,7 +26,9 @@ from bench.hall import EXAMPLE, ROOT, BenchHall, bench_hall, cpu_seconds, family
 from bench.hop import hop
 from bench.instructions import instructions
 from bench.nodes import nodes
+from bench.pages import pages
 from bench.placement import placement
+from bench.search import search
 
 # Eager start ------------------------------------------------------------------------------------------------------
 
@@ -282,6 +284,8 @@ SCENARIOS: dict[str, tuple[Callable[[int], list[Figure]], int]] = {
     "instructions": (instructions, 150),
     "placement": (placement, 5),
     "contracts": (contracts, 20),
+    "search": (search, 5),
+    "pages": (pages, 5),
     "gateway": (gateway, 5),
 }
 # Needs a PostgreSQL server, so it runs only when it is named.

@@ -2,6 +2,7 @@
 
 It runs on the database of a prepared hall. `rest` queues calls over REST, and claims, ends and reads them. `client`
 calls the server. `gateway` prints a token, serves until its standard input is closed, and calls the server for clients.
+`search` does the same with 1,000 tools.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from django.conf import settings  # noqa: E402
 from django.contrib.auth.models import User  # noqa: E402
 from django.db.models import QuerySet  # noqa: E402
 
+from bench.loads import CORPUS  # noqa: E402
 from mcp_runtime.calls import queue_search, statements, transitions  # noqa: E402
 from mcp_runtime.client.client import JsonRpcClient  # noqa: E402
 from mcp_runtime.members.live import LiveMember  # noqa: E402
@@ -33,6 +35,7 @@ from mcp_runtime.rows import lease, ownership  # noqa: E402
 from mcp_runtime.security import principals  # noqa: E402
 from roster.models import GuildMember, Token, Tool  # noqa: E402
 
+TOOLS = 1_000
 principals.CACHE_SECONDS = 1e9  # how often a principal is read again depends on the time, and valgrind takes much of it
 
 
@@ -122,11 +125,32 @@ class OneMember:
         sys.exit(f"the server failed: {error}")
 
 
+def search(calls: int, url: str) -> None:
+    row, token = make_rows()
+    definitions, tools = json.loads(CORPUS.read_text())["tools"], []
+    for number in range(TOOLS - 1):
+        round_number, position = divmod(number, len(definitions))
+        own = definitions[position]
+        properties = {name: {"type": "string"} for name in own["parameters"]}
+        name = own["name"] + (f"_{round_number}" if round_number else "")
+        schema = {"type": "object", "properties": properties}
+        definition = {"name": name, "description": own["description"], "inputSchema": schema}
+        tools.append(Tool(member=row, name=name, position=number + 1, definition=definition))
+    Tool.objects.bulk_create(tools)
+    serve(row, token, url)
+
+
 def gateway(calls: int, url: str) -> None:
+    serve(*make_rows(), url)
+
+
+def serve(row: GuildMember, token: str, url: str) -> None:
+    from mcp_runtime.gateway import members
     from mcp_runtime.gateway.server import Gateway, Options
     from mcp_runtime.http1 import listeners
 
-    row, token = make_rows()
+    members.RELOAD_SECONDS = 1e9  # how often the tools are read again depends on the time too
+
     server = Gateway(
         lifecycle=OneMember(row, url),  # type: ignore[arg-type]
         sockets=listeners.Sockets(listeners.bind("127.0.0.1", settings.GUILD_HALL_GATEWAY_PORT)),
@@ -141,5 +165,5 @@ def gateway(calls: int, url: str) -> None:
 
 if __name__ == "__main__":
     gc.disable()  # when it runs is chance
-    {"rest": rest, "client": client, "gateway": gateway}[sys.argv[1]](int(sys.argv[2]), sys.argv[3])
+    {"rest": rest, "client": client, "gateway": gateway, "search": search}[sys.argv[1]](int(sys.argv[2]), sys.argv[3])
     sys.stdout.flush()

@@ -1,9 +1,9 @@
 """The member behind every contestant: as little server as MCP allows, so that what is measured is in front of it.
 
 `echo.py PORT [MODE...]`: one tool, echo; handshake versions, a session per client. It is served as members usually are,
-by uvicorn with httptools. Modes: `lean` has a few lines in uvicorn's place, which cost half; `tools=N` lists N
-tools; `pause=SECONDS` answers each call so much later (not with `lean`); `stdio`, then without a port, is the same
-behind a pipe.
+by uvicorn with httptools. Modes: `lean` has a few lines in uvicorn's place, which cost half; `tools=N` lists N tools;
+`definitions=FILE` gives all but the first of them the names, descriptions and parameters in the file; `pause=SECONDS`
+answers each call so much later (not with `lean`); `stdio`, then without a port, is the same behind a pipe.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ TOOLS = [
     {"name": "echo" if number == 0 else f"echo_{number}", "description": "Says it again.", "inputSchema": SCHEMA}
     for number in range(COUNT)
 ]
+if path := next((mode.removeprefix("definitions=") for mode in MODES if mode.startswith("definitions=")), ""):
+    with open(path) as file:
+        definitions = json.load(file)["tools"]
+    for number, tool in enumerate(TOOLS[1:]):
+        round_number, position = divmod(number, len(definitions))
+        own = definitions[position]
+        properties = {name: {"type": "string"} for name in own["parameters"]}
+        tool["name"] = own["name"] + (f"_{round_number}" if round_number else "")
+        tool |= {"description": own["description"], "inputSchema": {"type": "object", "properties": properties}}
 sessions = itertools.count(1)
 
 

@@ -74,11 +74,11 @@ def _side_by_side(rounds: int) -> list[Figure]:
         hall.add("pipe", *peers.STDIO_ECHO[1:], transport="stdio")
         direct = {lean: stack.enter_context(echo_server(*(["lean"] if lean else []))) for lean in (False, True)}
         contestants = [
-            Contestant(OURS, partial(_through, hall, "/mcp", "echo__echo")),
-            Contestant(MEMBER_PATH, partial(_through, hall, "/mcp/echo", "echo")),
-            Contestant(STDIO_MEMBER, partial(_through, hall, "/mcp", "pipe__echo")),
-            Contestant(OURS_LEAN, partial(_through, hall, "/mcp", "lean__echo"), lean=True),
-            Contestant(QUEUED_CALLS, partial(_through, hall, "/api/members/echo/tools/echo/invoke/", "echo", "queued")),
+            Contestant(OURS, partial(through, hall, "/mcp", "echo__echo")),
+            Contestant(MEMBER_PATH, partial(through, hall, "/mcp/echo", "echo")),
+            Contestant(STDIO_MEMBER, partial(through, hall, "/mcp", "pipe__echo")),
+            Contestant(OURS_LEAN, partial(through, hall, "/mcp", "lean__echo"), lean=True),
+            Contestant(QUEUED_CALLS, partial(through, hall, "/api/members/echo/tools/echo/invoke/", "echo", "queued")),
             *_rivals(direct[False].url),
         ]
         probes: dict[bool, list[Load]] = {False: [], True: []}
@@ -117,7 +117,7 @@ def _hall() -> AbstractContextManager[BenchHall]:
 
 
 @contextlib.contextmanager
-def _through(hall: BenchHall, path: str, tool: str, style: str = "mcp") -> Iterator[Endpoint]:
+def through(hall: BenchHall, path: str, tool: str, style: str = "mcp") -> Iterator[Endpoint]:
     """Runtime and web started, every member connected; both ended."""
     try:
         roots = (hall.start_runtime(), hall.start_web())
@@ -231,7 +231,7 @@ def _while_busy() -> list[Figure]:
     with _hall() as hall, echo_server() as direct:
         hall.add("echo", str(ECHO), "${PORT}")
         hall.add("busy", str(ECHO), "${PORT}")
-        with _through(hall, "/mcp", "echo__echo") as endpoint:
+        with through(hall, "/mcp", "echo__echo") as endpoint:
             around = [measure(direct, PROBE_SECONDS)]
             idle = measure(endpoint, LOAD_SECONDS)
             hall.manage("shell", "-v0", "-c", QUEUE)
@@ -267,7 +267,7 @@ def _hung_neighbour() -> list[Figure]:
         hall.add("echo", str(ECHO), "${PORT}")
         for turn in range(TURNS):  # once its calls were cancelled, such a member does not hang again
             hall.add(f"hung{turn}", MISBEHAVES, "${PORT}", timeout=600)
-        with _through(hall, "/mcp", "echo__echo") as endpoint:
+        with through(hall, "/mcp", "echo__echo") as endpoint:
             measure(endpoint, PROBE_SECONDS)  # warm
             for turn in range(TURNS):
                 first = measure(endpoint, LOAD_SECONDS) if turn % 2 else None
@@ -306,7 +306,7 @@ def _long_list() -> list[Figure]:
         hall.add("many", str(ECHO), "${PORT}", "tools=1000")
         hall.add("hung", str(ECHO), "${PORT}")
         hall.add("dead", str(ECHO), "${PORT}", restart="never")
-        with _through(hall, "/mcp", "many__echo") as endpoint:
+        with through(hall, "/mcp", "many__echo") as endpoint:
             psutil.Process(_pid(hall, "dead")).kill()
             psutil.Process(_pid(hall, "hung")).suspend()
             wait_until(lambda: _status(hall, "dead") == "error", 10, "the dead member is known to be")
@@ -351,7 +351,7 @@ def _recovery() -> list[Figure]:
     with _hall() as hall:
         for number in range(KILLS):
             hall.add(f"m{number}", str(ECHO), "${PORT}")
-        with _through(hall, "/mcp", "m0__echo") as endpoint:
+        with through(hall, "/mcp", "m0__echo") as endpoint:
             client = _Client(endpoint)
             for number in range(KILLS):
                 tool = f"m{number}__echo"

@@ -26,12 +26,12 @@ NOT_OURS = ("GUILD_HALL_", "PYTHONDONTWRITEBYTECODE")
 EXAMPLE = ROOT / "guild-members" / "example"
 
 
-def wait_until(condition: Callable[[], Any], seconds: float, expectation: str) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float, expectation: str, *, every: float = 0.005) -> Any:
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
             raise SystemExit(f"bench: not true within {seconds:g} s: {expectation}")
-        time.sleep(0.005)
+        time.sleep(every)
     return value
 
 

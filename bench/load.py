@@ -4,8 +4,9 @@
 client has had one right answer, begins when a line comes in, and prints calls, latencies and its own CPU as JSON.
 
 The clients are aiohttp's, as real ones are; with --lean a few lines by hand that cost a third of it. Styles: `mcp`
-calls the tool, `list` lists tools until TOOL is among them, `hang` makes one call of many minutes a client; `rest`
-posts arguments to the URL (mcpo), `hub` posts what mcp-hub wants, `queued` what the hall's REST wants, and waits.
+calls the tool, `list` lists tools until TOOL is among them, `search` finds tools with the queries in the file TOOL,
+`hang` makes one call of many minutes a client; `rest` posts arguments to the URL (mcpo), `hub` posts what mcp-hub
+wants, `queued` what the hall's REST wants, and waits.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,10 +30,13 @@ parser.add_argument("tool")
 parser.add_argument("--clients", type=int, default=16)
 parser.add_argument("--seconds", type=float, default=5.0)
 parser.add_argument("--token", default="")
-parser.add_argument("--style", choices=["mcp", "list", "hang", "rest", "hub", "queued"], default="mcp")
+parser.add_argument("--style", choices=["mcp", "list", "search", "hang", "rest", "hub", "queued"], default="mcp")
 parser.add_argument("--lean", action="store_true")
 OPTIONS = parser.parse_args()
-SPEAKS_MCP = OPTIONS.style in ("mcp", "list", "hang")
+SPEAKS_MCP = OPTIONS.style in ("mcp", "list", "search", "hang")
+QUERIES: list[str] = []
+if OPTIONS.style == "search":
+    QUERIES += [each["query"] for each in json.loads(Path(OPTIONS.tool).read_text())["queries"]]
 
 
 @dataclass
@@ -60,7 +65,8 @@ class LeanConnection:
 
     async def open(self) -> None:
         parts = urlsplit(OPTIONS.url)
-        self.head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        self.head = f"POST {target} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
         self.reader, self.writer = await asyncio.open_connection(parts.hostname, parts.port)
 
     async def post(self, body: bytes, headers: dict[str, str]) -> Reply:
@@ -127,6 +133,10 @@ class Client:
             return {"server_name": "echo", "tool": OPTIONS.tool, "arguments": arguments}, text.encode()
         if OPTIONS.style == "list":
             return {"jsonrpc": "2.0", "id": self.calls, "method": "tools/list"}, f'"{OPTIONS.tool}"'.encode()
+        if OPTIONS.style == "search":
+            query = QUERIES[(self.number * 31 + self.calls) % len(QUERIES)]
+            params = {"name": "find_tools", "arguments": {"query": query}}
+            return {"jsonrpc": "2.0", "id": self.calls, "method": "tools/call", "params": params}, b'"content"'
         params = {"name": OPTIONS.tool, "arguments": arguments}
         return {"jsonrpc": "2.0", "id": self.calls, "method": "tools/call", "params": params}, text.encode()
 

@@ -16,6 +16,8 @@ import psutil
 from bench.hall import ROOT, cpu_seconds, family, free_port
 
 ECHO, LOAD = ROOT / "bench" / "echo.py", ROOT / "bench" / "load.py"
+# Definitions of tools, and queries for them.
+CORPUS = ROOT / "tests" / "unit" / "mcp_runtime" / "gateway" / "search" / "retrieval" / "bfcl.json"
 OPEN_SECONDS = 60.0
 
 

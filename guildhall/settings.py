@@ -5,237 +5,35 @@ docs/settings.md has the table. A wrong value stops the start, with a hint.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import sys
-import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.utils import get_random_secret_key
-from dotenv import dotenv_values
 
-from mcp_runtime.system import console
+from guildhall import single_sign_on
+from guildhall.data_folder import existing_secret_key, private_folder, private_umask, secret_key_in
+from guildhall.environment import (
+    MANAGED_PORTS,
+    env_choice,
+    env_file,
+    env_folder,
+    env_hosts,
+    env_int,
+    env_labels,
+    env_name,
+    env_node_url,
+    env_origins,
+    env_path,
+    env_port_range,
+    env_url,
+    env_web_url,
+    read_env_file,
+)
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-MANAGED_PORTS = (20000, 30000)
-SHORTEST_SECRET_KEY = 32
-
-
-def read_env_file(path: Path) -> None:
-    """Take the variables of the file that the environment does not have. So all commands have the same settings."""
-    if not path.is_file():
-        if os.environ.get("GUILD_HALL_ENV_FILE", "").strip() and not path.exists():
-            raise ImproperlyConfigured(f"GUILD_HALL_ENV_FILE={path}: there is no such file; give the path of another.")
-        return
-    try:
-        values = dotenv_values(path, interpolate=False, encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ImproperlyConfigured(f"{path}: it cannot be read ({error}); fix it, or move it away.") from error
-    for name, value in values.items():
-        os.environ.setdefault(name, value or "")
-
-
-def env_int(name: str, default: int, lowest: int, highest: int) -> int:
-    text = os.environ.get(name, "").strip() or str(default)
-    if not re.fullmatch(r"\d{1,12}", text) or not lowest <= int(text) <= highest:
-        raise ImproperlyConfigured(f"{name}={text!r}: give a whole number from {lowest} to {highest}, e.g. {default}.")
-    return int(text)
-
-
-def env_name(name: str, default: str) -> str:
-    text = os.environ.get(name, "").strip() or default
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
-        raise ImproperlyConfigured(f"{name}={text!r}: give 1 to 64 letters, digits, '.', '-' and '_', e.g. {default}.")
-    return text
-
-
-def env_choice(name: str, choices: tuple[str, ...]) -> str:
-    text = os.environ.get(name, "").strip()
-    if text and text not in choices:
-        raise ImproperlyConfigured(f"{name}={text!r}: give {' or '.join(choices)}, or leave it out.")
-    return text
-
-
-def env_list(name: str) -> list[str]:
-    return [part.strip() for part in os.environ.get(name, "").split(",") if part.strip()]
-
-
-def env_labels(name: str) -> list[str]:
-    labels = env_list(name)
-    for label in labels:
-        if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", label):
-            raise ImproperlyConfigured(
-                f"{name}={label!r}: give labels of 1 to 64 letters, digits, '.', '-' and '_', separated by commas, "
-                "e.g. gpu,eu-west."
-            )
-    return labels
-
-
-def env_path(name: str, default: Path) -> Path:
-    text = os.environ.get(name, "").strip()
-    return (Path.cwd() / Path(text).expanduser()).resolve() if text else default
-
-
-def env_file(name: str, *, required: bool = False) -> Path | None:
-    path = env_path(name, Path()) if os.environ.get(name, "").strip() else None
-    if (path is None and required) or (path is not None and not path.is_file()):
-        found = f"{path}: there is no such file" if path is not None else "GUILD_HALL_NODE_URL begins with https"
-        raise ImproperlyConfigured(f"{name}: {found}; give the path of a PEM file.")
-    return path
-
-
-def env_folder(name: str) -> Path | None:
-    path = env_path(name, Path()) if os.environ.get(name, "").strip() else None
-    if path is not None and not path.is_dir():
-        raise ImproperlyConfigured(f"{name}: {path}: there is no such folder; give the path of another.")
-    return path
-
-
-def env_port_range(name: str) -> tuple[int, int]:
-    lowest, highest = MANAGED_PORTS
-    text = os.environ.get(name, "").strip() or f"{lowest}-{highest}"
-    match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", text)
-    if not match or not lowest <= int(match[1]) <= int(match[2]) <= highest:
-        raise ImproperlyConfigured(
-            f"{name}={text!r}: give FIRST-LAST inside the managed range {lowest}-{highest}, e.g. 20000-20499."
-        )
-    return int(match[1]), int(match[2])
-
-
-def env_url(name: str, default: str, schemes: tuple[str, ...]) -> str:
-    """Read an address. Errors do not show it, because it may contain a password."""
-    text = os.environ.get(name, "").strip() or default
-    if ":memory:" in text:
-        raise ImproperlyConfigured(f"{name}: web and runtime cannot share a database in memory; give a file's address.")
-    try:
-        parts = urlsplit(text)
-        _ = parts.port  # raises for a port that is none
-    except ValueError as error:
-        scheme = schemes[0]
-        raise ImproperlyConfigured(f"{name}: not an address ({error}); give e.g. {scheme}://host:1234/name.") from None
-    if text and parts.scheme not in schemes:
-        raise ImproperlyConfigured(f"{name}: the address must begin with {' or '.join(s + '://' for s in schemes)}.")
-    return text
-
-
-def env_node_url(name: str) -> str:
-    """Read the address of the listener for other nodes. It has no path, because all of it is the gateway's."""
-    text = os.environ.get(name, "").strip().removesuffix("/")
-    match = re.fullmatch(r"(https?)://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):(\d{1,5})", text)
-    if text and not (match and 0 < int(match[3]) <= 65535):
-        raise ImproperlyConfigured(
-            f"{name}={text!r}: give http:// or https://, a host and a port, e.g. http://10.0.0.5:8200."
-        )
-    return text
-
-
-def env_web_url(name: str, example: str) -> str:
-    """Read an address of http or https, without a slash at its end. It may have a path, as a prefix of all others."""
-    text = os.environ.get(name, "").strip().removesuffix("/")
-    pattern = r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:(\d{1,5}))?(/[A-Za-z0-9._~-]+)*"
-    match = re.fullmatch(pattern, text)
-    if text and not (match and 0 < int(match[3] or 80) <= 65535):
-        raise ImproperlyConfigured(
-            f"{name}={text!r}: give http:// or https:// and a host, if needed with a port and a prefix, e.g. {example}."
-        )
-    return text
-
-
-def env_hosts(name: str) -> list[str]:
-    hosts = env_list(name)
-    for host in hosts:
-        if not re.fullmatch(r"\.?[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]", host):
-            raise ImproperlyConfigured(f"{name}: {host!r} is no host name; give hall.example.com, without a scheme.")
-    return hosts
-
-
-def env_origins(name: str) -> list[str]:
-    origins = env_list(name)
-    for origin in origins:
-        if not re.fullmatch(r"https?://[A-Za-z0-9.*\[\]:-]+", origin):
-            raise ImproperlyConfigured(f"{name}: {origin!r} is not an origin; give https://hall.example.com, no path.")
-    return origins
-
-
-def private_umask() -> int:
-    """Keep the hall's files private. Returns the umask with which the hall was started. It is for the members."""
-    before = os.umask(0o077)
-    # A process that another process of the hall starts has the private umask from the start.
-    if not re.fullmatch(r"[0-7]{3}", os.environ.get("GUILD_HALL_USER_UMASK", "")):
-        os.environ["GUILD_HALL_USER_UMASK"] = f"{before:03o}"
-    return int(os.environ["GUILD_HALL_USER_UMASK"], 8)
-
-
-def private_folder(path: Path) -> Path:
-    path = path.resolve()
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path).close()
-        status = path.stat()
-    except OSError as error:
-        raise ImproperlyConfigured(
-            f"GUILD_HALL_DATA_DIR={path}: {error.strerror}. Choose a folder that you may write to."
-        ) from error
-    if status.st_mode & 0o077:
-        close_to_others(path, status)
-    return path
-
-
-def close_to_others(path: Path, status: os.stat_result) -> None:
-    """Make the data folder private, because it has the password hashes, the secret key and the logs."""
-    if status.st_uid != os.geteuid() and os.geteuid() != 0:  # root closes it for its owner
-        raise ImproperlyConfigured(
-            f"GUILD_HALL_DATA_DIR={path}: it belongs to another user, and others may read it. "
-            f"Run: sudo chown {os.geteuid()} {path} && sudo chmod 700 {path}. "
-            f"Or choose a folder that does not exist yet, e.g. {path / 'hall'}."
-        )
-    with contextlib.suppress(OSError):  # a file system without modes: roster.W002 says so
-        path.chmod(0o700)
-    if not path.stat().st_mode & 0o077:
-        message = f"other users of this machine could read the data folder {path}; it is private now (mode 0700)"
-        writer = console.Writer(sys.stderr)
-        writer.write(console.line("hall", message))
-        writer.flush()
-
-
-def secret_key_in(path: Path) -> str:
-    """The secret key in `path`, made on first run. Linking a finished file is safe if two first runs race."""
-    if not path.exists():
-        draft = path.with_name(f"{path.name}.{os.getpid()}")
-        draft.touch(mode=0o600)
-        draft.write_text(get_random_secret_key())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without hard links, most likely without modes as well
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-    return path.read_text().strip()
-
-
-def existing_secret_key(path: Path) -> str:
-    """The key in the file that GUILD_HALL_SECRET_KEY_FILE names."""
-    try:
-        key = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "it is no text" if isinstance(error, UnicodeDecodeError) else error.strerror
-        raise ImproperlyConfigured(
-            f"GUILD_HALL_SECRET_KEY_FILE={path}: {reason}; give the path of a copy of the file secret-key in the data "
-            "folder of another node."
-        ) from error
-    if len(key) < SHORTEST_SECRET_KEY:
-        raise ImproperlyConfigured(
-            f"GUILD_HALL_SECRET_KEY_FILE={path}: the key in it has fewer than {SHORTEST_SECRET_KEY} characters; give "
-            "the path of a file with a longer key, e.g. of 50 random letters and digits."
-        )
-    return key
-
 
 # The hall ---------------------------------------------------------------------------------------------------------
 
@@ -246,6 +44,12 @@ GUILD_HALL_PORT = env_int("GUILD_HALL_PORT", 8000, 1, 65535)
 GUILD_HALL_GATEWAY_PORT = env_int("GUILD_HALL_GATEWAY_PORT", 8100, 1, 65535)
 # Where people reach the web, for links that the hall gives out. Empty if that is its own host and port.
 GUILD_HALL_WEB_URL = env_web_url("GUILD_HALL_WEB_URL", "https://hall.example.com")
+# Where clients reach the gateway, for configurations and pages. Empty if that is its own host and port.
+GUILD_HALL_GATEWAY_URL = env_web_url("GUILD_HALL_GATEWAY_URL", "https://gateway.example.com")
+# 1 lets people sign clients in with a browser (docs/sign-in.md). 0 leaves tokens as the only way in for clients.
+GUILD_HALL_SIGN_IN = env_int("GUILD_HALL_SIGN_IN", 1, 0, 1)
+# 0 where the web reaches no internet. Clients then register, instead of naming a description that nobody can fetch.
+GUILD_HALL_SIGN_IN_PUBLISHED = env_int("GUILD_HALL_SIGN_IN_PUBLISHED", 1, 0, 1)
 GUILD_HALL_PORT_RANGE = env_port_range("GUILD_HALL_PORT_RANGE")
 GUILD_HALL_MEMBERS_DIR = env_path("GUILD_HALL_MEMBERS_DIR", BASE_DIR / "guild-members")
 USER_UMASK = private_umask()
@@ -297,6 +101,61 @@ BROKER_URL = env_url("CELERY_BROKER_URL", "", ("redis", "rediss", "unix", "amqp"
     "REDIS_URL", "", ("redis", "rediss", "unix")
 )
 
+# Single sign-on. Without an issuer there is none. ------------------------------------------------------------------
+
+GUILD_HALL_OIDC_ISSUER = env_web_url("GUILD_HALL_OIDC_ISSUER", "https://login.example.com/realms/staff")
+GUILD_HALL_OIDC_NAME = single_sign_on.env_label("GUILD_HALL_OIDC_NAME") or "single sign-on"
+GUILD_HALL_OIDC_CLIENT_ID = single_sign_on.env_text("GUILD_HALL_OIDC_CLIENT_ID")
+_secret_file, _secret = single_sign_on.env_secret_file("GUILD_HALL_OIDC_CLIENT_SECRET_FILE")
+GUILD_HALL_OIDC_CLIENT_SECRET = single_sign_on.env_text("GUILD_HALL_OIDC_CLIENT_SECRET", _secret)
+if _secret and _secret != GUILD_HALL_OIDC_CLIENT_SECRET:
+    raise ImproperlyConfigured("GUILD_HALL_OIDC_CLIENT_SECRET: a file has another one; give only one of them.")
+GUILD_HALL_OIDC_SCOPES = single_sign_on.env_scopes("GUILD_HALL_OIDC_SCOPES")
+GUILD_HALL_OIDC_USERNAME_CLAIM = single_sign_on.env_claim("GUILD_HALL_OIDC_USERNAME_CLAIM", "preferred_username")
+GUILD_HALL_OIDC_GROUPS_CLAIM = single_sign_on.env_claim("GUILD_HALL_OIDC_GROUPS_CLAIM", "groups")
+# Who may log in, and which roles and groups of the hall they get for groups of the provider.
+GUILD_HALL_OIDC_ALLOW = single_sign_on.env_allow("GUILD_HALL_OIDC_ALLOW")
+GUILD_HALL_OIDC_GROUPS = single_sign_on.env_groups("GUILD_HALL_OIDC_GROUPS")
+# 1 switches off logins with a password of the hall.
+GUILD_HALL_OIDC_ONLY = env_int("GUILD_HALL_OIDC_ONLY", 0, 0, 1)
+GUILD_HALL_OIDC_SESSION_HOURS = env_int("GUILD_HALL_OIDC_SESSION_HOURS", 12, 1, 720)
+# Tokens of users of single sign-on give no access so long after the user's last login.
+GUILD_HALL_OIDC_TOKEN_DAYS = env_int("GUILD_HALL_OIDC_TOKEN_DAYS", 30, 1, 3650)
+if GUILD_HALL_OIDC_ISSUER and not (GUILD_HALL_OIDC_CLIENT_ID and GUILD_HALL_OIDC_CLIENT_SECRET):
+    raise ImproperlyConfigured(
+        "GUILD_HALL_OIDC_ISSUER: the hall must be a client of it; give GUILD_HALL_OIDC_CLIENT_ID and "
+        "GUILD_HALL_OIDC_CLIENT_SECRET too."
+    )
+if GUILD_HALL_OIDC_ISSUER and not GUILD_HALL_OIDC_ALLOW:
+    raise ImproperlyConfigured(
+        "GUILD_HALL_OIDC_ISSUER: nobody of it could log in; give GUILD_HALL_OIDC_ALLOW too, e.g. @example.com."
+    )
+
+# An outside authorization server of the gateway, in place of the hall itself (docs/outside-issuer.md). ---------------
+
+GUILD_HALL_SIGN_IN_ISSUER = single_sign_on.env_issuer("GUILD_HALL_SIGN_IN_ISSUER")
+# The audience of its access tokens. If it is empty, they name an address of the gateway.
+GUILD_HALL_SIGN_IN_AUDIENCE = single_sign_on.env_text("GUILD_HALL_SIGN_IN_AUDIENCE")
+# Where its keys are. If it is empty, its discovery document says so.
+GUILD_HALL_SIGN_IN_JWKS_URL = env_web_url("GUILD_HALL_SIGN_IN_JWKS_URL", "https://login.example.com/keys")
+# What its scopes give, and the claim that says who the person is.
+GUILD_HALL_SIGN_IN_SCOPES = single_sign_on.env_scopes_of_issuer("GUILD_HALL_SIGN_IN_SCOPES")
+GUILD_HALL_SIGN_IN_SUBJECT_CLAIM = single_sign_on.env_claim("GUILD_HALL_SIGN_IN_SUBJECT_CLAIM", "sub")
+if GUILD_HALL_SIGN_IN_ISSUER and not GUILD_HALL_SIGN_IN:
+    raise ImproperlyConfigured("GUILD_HALL_SIGN_IN_ISSUER: it has no use while GUILD_HALL_SIGN_IN is 0; give only one.")
+if GUILD_HALL_SIGN_IN_ISSUER and GUILD_HALL_SIGN_IN_ISSUER.rstrip("/") != GUILD_HALL_OIDC_ISSUER:
+    raise ImproperlyConfigured(
+        "GUILD_HALL_SIGN_IN_ISSUER: the hall knows the people of an issuer by single sign-on; give the same issuer as "
+        "GUILD_HALL_OIDC_ISSUER."
+    )
+_of_issuer = ("AUDIENCE", "JWKS_URL", "SCOPES", "SUBJECT_CLAIM")
+_without_issuer = [part for part in _of_issuer if os.environ.get(f"GUILD_HALL_SIGN_IN_{part}", "").strip()]
+if _without_issuer and not GUILD_HALL_SIGN_IN_ISSUER:
+    raise ImproperlyConfigured(
+        f"GUILD_HALL_SIGN_IN_{_without_issuer[0]}: it is about tokens of another issuer than the hall; give "
+        "GUILD_HALL_SIGN_IN_ISSUER too."
+    )
+
 # Django -----------------------------------------------------------------------------------------------------------
 
 DEBUG = False
@@ -317,6 +176,9 @@ TIME_ZONE = "UTC"
 LANGUAGE_CODE = "en-us"
 STATIC_URL = "static/"
 STATIC_ROOT = GUILD_HALL_DATA_DIR / "static"
+# A form has at most one file, a bundle. The web's own server limits its size (guildhall/uploads.py).
+FILE_UPLOAD_HANDLERS = ["roster.uploads.UnnamedFileHandler"]
+DATA_UPLOAD_MAX_NUMBER_FILES = 1
 # Static files are in the data folder.
 FILE_UPLOAD_PERMISSIONS = 0o600
 FILE_UPLOAD_DIRECTORY_PERMISSIONS = 0o700
@@ -325,6 +187,12 @@ STORAGES = {
     "staticfiles": {"BACKEND": "guildhall.static_files.CompressedOnceStorage"},
 }
 LOGIN_URL = "admin:login"
+# A session belongs to one of these, and ends when it is not in the list any more.
+AUTHENTICATION_BACKENDS = [
+    "roster.login_backends.LinkBackend" if GUILD_HALL_OIDC_ONLY else "django.contrib.auth.backends.ModelBackend"
+]
+if GUILD_HALL_OIDC_ISSUER:
+    AUTHENTICATION_BACKENDS.append("roster.login_backends.ProviderBackend")
 X_FRAME_OPTIONS = "DENY"
 # Not in a cookie. A message may contain a new token, and browsers send a cookie to all ports of a machine.
 MESSAGE_STORAGE = "django.contrib.messages.storage.session.SessionStorage"
@@ -342,6 +210,7 @@ SECURE_CSP = {
     "base-uri": ["'none'"],
 }
 # Cookies are shared by all ports. With equal names, two halls on one machine would log out each other's users.
+SESSION_ENGINE = "roster.sessions"
 SESSION_COOKIE_NAME = f"guildhall_{GUILD_HALL_PORT}_session"
 CSRF_COOKIE_NAME = f"guildhall_{GUILD_HALL_PORT}_csrf"
 
@@ -352,11 +221,14 @@ APPS_OF_THE_WEB = [
     "django.contrib.messages",
     "whitenoise.runserver_nostatic",
     "django.contrib.staticfiles",
+    "guildhall.apps.OAuthConfig",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
 ]
 INSTALLED_APPS = ["roster", "django.contrib.auth", "django.contrib.contenttypes", *APPS_OF_THE_WEB]
+
+CSRF_FAILURE_VIEW = "roster.error_pages.stale"
 
 MIDDLEWARE = [
     "roster.middleware.OriginMiddleware",
@@ -406,7 +278,8 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
         # Take the write lock at BEGIN, which waits for it. A read that becomes a write would fail as "locked".
         "transaction_mode": "IMMEDIATE",
         "timeout": 30,
-        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+        # secure_delete: deleted texts are overwritten, and not only freed.
+        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA secure_delete=ON;",
     }
     # REST framework imports it if it can. It imports psycopg, which is 11 MB that nobody uses.
     sys.modules.setdefault("django.contrib.postgres", None)  # type: ignore[arg-type]
@@ -428,7 +301,7 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
 # Files with logins: of the agents, and of the PostgreSQL client.
 PRIVATE_PLACES.append(Path(os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude"), ".credentials.json"))
 PRIVATE_PLACES.append(Path(os.environ.get("PGPASSFILE") or os.path.expanduser("~/.pgpass")))
-PRIVATE_PLACES += [GUILD_HALL_NODE_CERTIFICATE] if GUILD_HALL_NODE_CERTIFICATE is not None else []
+PRIVATE_PLACES += [file for file in (GUILD_HALL_NODE_CERTIFICATE, _secret_file) if file is not None]
 # Ranges of TCP ports where a member in a sandbox cannot connect to: those of all members, the hall and its services.
 DEFAULT_PORTS = {"redis": 6379, "rediss": 6379, "amqp": 5672, "amqps": 5671}
 _ports = {
@@ -486,6 +359,42 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
+    "POSTPROCESSING_HOOKS": ["drf_spectacular.hooks.postprocess_schema_enums", "roster.api.summaries.add"],
+}
+
+# Sign-in of clients: OAuth 2.1 as the gateway's authorization server (roster/sign_in). ----------------------------
+
+OAUTH2_PROVIDER = {
+    # Only these grants exist: an authorization code with PKCE, and the refresh token that follows from it.
+    "OAUTH2_SERVER_CLASS": "oauthlib.oauth2.WebApplicationServer",
+    "OAUTH2_BACKEND_CLASS": "roster.sign_in.protocol.HallCore",
+    "OAUTH2_VALIDATOR_CLASS": "roster.sign_in.validator.HallValidator",
+    "ACCESS_TOKEN_GENERATOR": "roster.sign_in.protocol.new_access_token",
+    "REFRESH_TOKEN_GENERATOR": "roster.sign_in.protocol.new_refresh_token",
+    "SCOPES": {"mcp": "Use the gateway"},
+    "AUTHORIZATION_CODE_EXPIRE_SECONDS": 60,
+    "ACCESS_TOKEN_EXPIRE_SECONDS": 3600,
+    # After the end of the last access token. The grant itself ends when the person said at the consent.
+    "REFRESH_TOKEN_EXPIRE_SECONDS": 30 * 86_400,
+    "REFRESH_TOKEN_REUSE_PROTECTION": True,
+    # Programs of one person share their tokens, and refresh them at the same moment. They get the same answer.
+    "REFRESH_TOKEN_GRACE_PERIOD_SECONDS": 30,
+    "ROTATE_REFRESH_TOKEN": True,
+    "PKCE_REQUIRED": True,
+    # `http` only for redirects to programs on the machine of the browser (roster/sign_in/redirects.py).
+    "ALLOWED_REDIRECT_URI_SCHEMES": ["https", "http", "cursor", "vscode", "vscode-insiders", "windsurf"],
+    "ALLOW_LOCALHOST_LOOPBACK": True,
+    "DCR_ENABLED": False,  # roster/sign_in/registration.py registers clients, within bounds
+    "CIMD_ENABLED": bool(GUILD_HALL_SIGN_IN_PUBLISHED),
+    "CIMD_METADATA_FETCHER": "roster.sign_in.published.BoundedFetcher",
+    "CIMD_REGISTRATION_PERMISSION_CLASSES": ["roster.sign_in.published.OnlyAtConsent"],
+    **{
+        f"COMPLIANT_BCP_RFC9700_{gate}": True
+        for gate in (
+            *("IMPLICIT_GRANT", "PASSWORD_GRANT", "PKCE_METHOD", "PKCE_REQUIRED", "ACCESS_TOKEN_TRANSPORT"),
+            *("AUTHZ_RESPONSE_ISS", "TOKEN_STORAGE", "REFRESH_TOKEN", "REDIRECT_URI_MATCHING"),
+        )
+    },
 }
 
 # Logs: one readable stream. The second column is the part of the hall, or the member. -----------------------------

@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from wsgiref.types import WSGIEnvironment
 
 import uvloop
 from django.conf import settings
@@ -19,6 +20,7 @@ from django.db.backends.signals import connection_created
 from django.urls import get_resolver
 
 from guildhall.turns import give_way_at_queries
+from guildhall.uploads import Uploads
 from guildhall.wsgi import application
 from guildhall.wsgi_server import WsgiServer
 from mcp_runtime.control.calls import end_waiting
@@ -40,6 +42,8 @@ KILL_SECONDS = 1.0  # after STOP_SECONDS, until a process that does not end is k
 QUICK_DEATH_SECONDS = 10.0
 RESTART_SECONDS = 1.0  # after a quick death
 PARENT_SECONDS = 1.0  # between two checks of the parent
+# Where people add bundles. All other bodies have to fit into memory.
+UPLOAD_PATHS = ("/api/members/", "/admin/roster/guildmember/proposals/")
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -103,12 +107,25 @@ def settle() -> None:
     gc.freeze()
 
 
+def may_upload(environment: WSGIEnvironment) -> bool:
+    """The first large upload imports what decides, so that the web starts sooner."""
+    from roster import uploads
+
+    return uploads.may_upload(environment)
+
+
 async def _serve(listener: socket.socket, parent: int) -> None:
     stop_request = asyncio.Event()
     for number in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop_request.set)
     name = listener.getsockname()[:2]
-    web = WsgiServer(application, threads=settings.GUILD_HALL_WEB_THREADS, name=name, after_step=give_connection_back)
+    web = WsgiServer(
+        application,
+        threads=settings.GUILD_HALL_WEB_THREADS,
+        name=name,
+        after_step=give_connection_back,
+        uploads=Uploads(settings.GUILD_HALL_DATA_DIR, UPLOAD_PATHS, may_upload),
+    )
     server = HttpServer(web)
     await server.start([listener])
     if not parent:

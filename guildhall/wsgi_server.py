@@ -3,41 +3,34 @@
 A client that sends half a request, or reads its answer slowly, uses a connection but no thread. The next free thread
 goes to the client that has the fewest. One client alone can have three quarters of the threads. One thread computes at
 a time (`turns`).
-
-The application produces its answer in steps. A step ends when the client has enough to read, and the next one starts
-when the client has read it. Each step may run in another thread, so the generator of an answer may run in several
-threads, one after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from io import BytesIO
-from types import TracebackType
-from typing import IO, Any
+from typing import IO
 from urllib.parse import unquote_to_bytes
 from wsgiref.types import WSGIApplication, WSGIEnvironment
 
 from guildhall.turns import Turn, Turns, computing
+from guildhall.uploads import MAX_UPLOAD, UPLOAD_SECONDS, StorageError, Uploads
+from guildhall.wsgi_answers import WAITS, Answer, FileBlocks, Question, call_soon, refuse
 from mcp_runtime.http1 import server
 from mcp_runtime.http1.server import HttpExchange, TooLargeError
-from mcp_runtime.schemas.schema_work import about_to_wait
 from mcp_runtime.security.limits import BudgetError, ByteBudget, Owner, Places
 
 logger = logging.getLogger("guildhall.web")
 
-MAX_AHEAD = 262_144  # bytes that the application may be ahead of the client
 READ_SECONDS = 30.0  # for a client to read one step of its answer
-FILE_BLOCK = 131_072
 # Bytes of complete bodies, until they are answered. A client is an address with its credentials, which are not checked
 # yet. The application refuses invented credentials at once, which frees the bodies. A client with many valid ones meets
 # the limit of its address. That limit is high, because behind a proxy all clients have one address.
@@ -48,7 +41,6 @@ BODIES = 64_000_000
 # credentials. The body that has not grown for the longest time makes room. So strangers who want to push out a client
 # must keep sending many times as fast as it does.
 PARTIAL_BODIES = 32_000_000
-WAITS = "guildhall.waits"  # in the environment: a request calls it before it waits
 OWNER = "guildhall.owner"  # in the environment: a request calls it with the ids of its user and token
 STRANGER: Owner = (0, 0)
 MAX_OWNERS = 10_000
@@ -56,17 +48,22 @@ MAX_CLIENTS = 32  # of one owner. One token can be written in many ways, and com
 SHORT_BODY = 16_384  # bytes. Not counted, because all possible connections together have 64 MB of these
 LOOPBACK = ("127.0.0.1", "::1")
 
-Headers = list[tuple[bytes, bytes]]
-
 
 class WsgiServer:
     """Answers exchanges.
 
     `after_step` runs in the thread after each step, and before a step waits, to give database connections back.
+    `uploads` has the paths at which a body may be larger than others.
     """
 
     def __init__(
-        self, application: WSGIApplication, *, threads: int, name: tuple[str, int], after_step: Callable[[], None]
+        self,
+        application: WSGIApplication,
+        *,
+        threads: int,
+        name: tuple[str, int],
+        after_step: Callable[[], None],
+        uploads: Uploads | None = None,
     ) -> None:
         self._application = application
         self._threads = Threads(threads)
@@ -75,6 +72,7 @@ class WsgiServer:
         self._turns = Turns()
         self._owners = Owners()
         self._after_step = after_step
+        self._uploads = uploads
         # Bytes of each. First is the one that has not grown for the longest time.
         self._partial_bodies: dict[HttpExchange, int] = {}
         self._bodies = ByteBudget(of_token=BODIES_OF_CLIENT, of_user=BODIES_OF_ADDRESS, in_all=BODIES)
@@ -92,29 +90,53 @@ class WsgiServer:
 
     async def __call__(self, exchange: HttpExchange) -> None:
         with exchange:
+            uploads = self._uploads if self._uploads is not None and self._uploads.takes(exchange) else None
+            most, seconds = server.MAX_BODY if uploads is None else MAX_UPLOAD, server.BODY_SECONDS
             try:
-                body = await exchange.body(partial(self._grow, exchange), step=SHORT_BODY)
-                if exchange.verb in ("GET", "HEAD"):
-                    body = b""  # it has no meaning (RFC 9110, 9.3.1), and the client may read a large file slowly
-                with self._body_in_budget(exchange, len(body)):
-                    environment = {**self._environment, **request_environment(exchange, body)}
-                    answer = Answer(self._application, environment, exchange, self._owners.of(client_of(exchange)))
-                    environment[WAITS] = partial(self._pause, answer)
-                    environment[OWNER] = partial(self._owners.learn, client_of(exchange))
-                    await self._answer(exchange, answer)
+                if uploads is None:
+                    await self._answer_in_memory(exchange)
+                elif not await self._may_upload(exchange, uploads):
+                    await self._answer_with(exchange, BytesIO(await uploads.beginning(exchange)))
+                else:
+                    seconds = UPLOAD_SECONDS
+                    async with uploads.received(exchange, budget_owner(exchange)) as body:
+                        await self._answer_with(exchange, body, body)
             except TooLargeError:
-                _refuse(exchange, 413, f"Content Too Large: the request body has more than {server.MAX_BODY:,} bytes.")
+                refuse(exchange, 413, f"Content Too Large: the request body has more than {most:,} bytes.")
             except TimeoutError:
-                _refuse(
-                    exchange, 408, f"Request Timeout: the request body did not arrive within {server.BODY_SECONDS:g} s."
-                )
+                refuse(exchange, 408, f"Request Timeout: the request body did not arrive within {seconds:g} s.")
             except BudgetError as error:
                 status, phrase = (503, "Service Unavailable") if error.is_full else (429, "Too Many Requests")
                 whose = "" if error.is_full else " from you or your address"
                 text = f"{phrase}: too many large requests{whose} are in progress. Try again in a moment."
-                _refuse(exchange, status, text)
+                refuse(exchange, status, text)
+            except StorageError:
+                text = (
+                    "Insufficient Storage: the disk of the hall takes no more. Tell its operator, and try again later."
+                )
+                refuse(exchange, 507, text)
             finally:
                 self._partial_bodies.pop(exchange, None)
+
+    async def _answer_in_memory(self, exchange: HttpExchange) -> None:
+        body = await exchange.body(partial(self._grow, exchange), step=SHORT_BODY)
+        if exchange.verb in ("GET", "HEAD"):
+            body = b""  # it has no meaning (RFC 9110, 9.3.1), and the client may read a large file slowly
+        with self._body_in_budget(exchange, len(body)):
+            await self._answer_with(exchange, BytesIO(body))
+
+    async def _may_upload(self, exchange: HttpExchange, uploads: Uploads) -> bool:
+        environment = {**self._environment, **request_environment(exchange, BytesIO())}
+        question = Question(uploads.may_upload, environment, self._owners.of(client_of(exchange)))
+        await self._step(question)
+        return question.is_granted
+
+    async def _answer_with(self, exchange: HttpExchange, body: IO[bytes], file: IO[bytes] | None = None) -> None:
+        environment = {**self._environment, **request_environment(exchange, body)}
+        answer = Answer(self._application, environment, exchange, self._owners.of(client_of(exchange)), file)
+        environment[WAITS] = partial(self._pause, answer)
+        environment[OWNER] = partial(self._owners.learn, client_of(exchange))
+        await self._answer(exchange, answer)
 
     def _grow(self, exchange: HttpExchange, size: int) -> None:
         """Allow so many bytes of a body in memory. If all bodies together are too large, another one makes room.
@@ -136,7 +158,7 @@ class WsgiServer:
     @contextmanager
     def _body_in_budget(self, exchange: HttpExchange, size: int) -> Iterator[None]:
         """Charge a body while it is in memory. Raises BudgetError."""
-        owner, charge = (hash(exchange.address[0]), client_of(exchange)), size if size > SHORT_BODY else 0
+        owner, charge = budget_owner(exchange), size if size > SHORT_BODY else 0
         self._bodies.take(owner, charge)
         try:
             yield
@@ -155,7 +177,7 @@ class WsgiServer:
             if not answer.is_closed and not answer.is_in_thread:
                 self._threads.run(lambda: self._close(answer))
 
-    async def _step(self, answer: Answer) -> bool:
+    async def _step(self, answer: Answer | Question) -> bool:
         """Run one step in a thread. True if it was the last one."""
         loop = asyncio.get_running_loop()
         await self._places.take(answer.owner)
@@ -181,10 +203,10 @@ class WsgiServer:
                     is_over = answer.step()
             except Exception:
                 logger.exception("%s was not answered", answer.name)
-                _call_soon(loop, answer.fail)
+                call_soon(loop, answer.fail)
             finally:
                 self._finish_step(answer)
-                _call_soon(loop, finish, is_over)
+                call_soon(loop, finish, is_over)
 
         answer.is_in_thread = True
         self._threads.run(step)
@@ -196,10 +218,10 @@ class WsgiServer:
             self._turns.give_back(answer.turn)
         self._finish_step(answer)
 
-    async def _turn(self, answer: Answer) -> Turn:
+    async def _turn(self, answer: Answer | Question) -> Turn:
         loop = asyncio.get_running_loop()
         has_turn: asyncio.Future[None] = loop.create_future()
-        turn = answer.turn = Turn(answer.owner[0] or 0, partial(_call_soon, loop, _settle, has_turn))
+        turn = answer.turn = Turn(answer.owner[0] or 0, partial(call_soon, loop, _settle, has_turn))
         if not self._turns.take(turn):
             try:
                 while not has_turn.done():
@@ -211,153 +233,18 @@ class WsgiServer:
                 raise
         return turn
 
-    def _close(self, answer: Answer) -> None:
+    def _close(self, answer: Answer | Question) -> None:
         try:
             answer.close()
         except Exception:
             logger.exception("%s was not closed", answer.name)
         self._finish_step(answer)
 
-    def _finish_step(self, answer: Answer) -> None:
+    def _finish_step(self, answer: Answer | Question) -> None:
         try:
             self._after_step()
         except Exception:
             logger.exception("cleaning up after %s failed", answer.name)
-
-
-class Answer:
-    """The application's answer to one request. Threads produce it, and the loop sends it."""
-
-    def __init__(
-        self, application: WSGIApplication, environment: WSGIEnvironment, exchange: HttpExchange, owner: Owner
-    ) -> None:
-        self._application = application
-        self._environment = environment
-        self._exchange = exchange
-        self._loop = asyncio.get_running_loop()
-        self._result: Iterable[bytes] | None = None
-        self._parts: Iterator[bytes] = iter(())
-        self._status = 0
-        self._headers: Headers = []
-        self._remaining_bytes: int | None = None  # of the body, if its length is known
-        self._has_begun = False
-        self._ahead: deque[bytes] = deque()
-        self._produced_bytes = 0  # by the threads
-        self._sent_bytes = 0  # by the loop
-        self.owner = owner
-        self.is_closed = False
-        self.is_in_thread = False
-        self.turn: Turn | None = None
-        self.has_client = True
-
-    @property
-    def name(self) -> str:
-        return f"{self._exchange.verb} {self._exchange.path!r}"
-
-    # In a thread
-
-    def step(self) -> bool:
-        """Produce as much as the client can take. True at the end of the answer."""
-        before = about_to_wait.set(self._environment.get(WAITS, lambda: None))
-        try:
-            return self._step()
-        finally:
-            # Otherwise the thread would keep the request alive, and call it when a later one waits.
-            about_to_wait.reset(before)
-
-    def _step(self) -> bool:
-        if self._result is None:
-            self._result = self._application(self._environment, self._start_response)
-            self._parts = iter(self._result)
-        for part in self._parts:
-            if part:
-                self._produce(part)
-            if not self.has_client:
-                return True
-            if self._exchange.is_blocked or self._produced_bytes - self._sent_bytes > MAX_AHEAD:
-                return False
-        _call_soon(self._loop, self._end)
-        self.close()
-        return True
-
-    def _start_response(
-        self,
-        status: str,
-        headers: list[tuple[str, str]],
-        exc_info: tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None] | None = None,
-        /,
-    ) -> Callable[[bytes], object]:
-        if exc_info is not None and self._has_begun and exc_info[1] is not None:
-            raise exc_info[1]
-        self._status = int(status[:3])
-        self._headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        length = dict(self._headers).get(b"content-length")
-        self._remaining_bytes = None if length is None else int(length)
-        return self._produce
-
-    def _produce(self, part: bytes) -> None:
-        if self._remaining_bytes is not None:
-            part = part[: self._remaining_bytes]
-            self._remaining_bytes -= len(part)
-        self._has_begun = True
-        self._produced_bytes += len(part)
-        self._ahead.append(part)
-        if self._remaining_bytes == 0 and self._produced_bytes <= MAX_AHEAD:
-            return  # `_end` sends it all
-        if len(self._ahead) == 1:  # otherwise a `_flush` is already scheduled, and sends this part too
-            _call_soon(self._loop, self._flush)
-
-    def close(self) -> None:
-        if not self.is_closed:
-            self.is_closed = True
-            close = getattr(self._result, "close", None)
-            if close is not None:
-                close()
-
-    # On the loop
-
-    def _flush(self) -> None:
-        try:
-            if not self._exchange.is_over:
-                self._send()
-        except Exception:
-            logger.exception("%s was not answered", self.name)
-            self.fail()
-
-    def _end(self) -> None:
-        try:
-            if not self._exchange.is_over:
-                self._send_last()
-        except Exception:
-            logger.exception("%s was not answered", self.name)
-            self.fail()
-
-    def _send(self) -> None:
-        if not self._exchange.has_begun:
-            self._exchange.begin(self._status, self._headers)
-        while self._ahead:
-            part = self._ahead.popleft()
-            self._sent_bytes += len(part)
-            if part and self._exchange.verb != "HEAD":
-                self._exchange.put(part)
-
-    def _send_last(self) -> None:
-        if not self._exchange.has_begun and (not self._remaining_bytes or self._status in server.WITHOUT_BODY):
-            headers = [header for header in self._headers if header[0] != b"content-length"]
-            self._exchange.reply(self._status, b"".join(self._ahead), headers)
-            return
-        self._send()
-        if self._remaining_bytes and self._exchange.verb != "HEAD":
-            self._exchange.abort()  # the client would read the next answer as the rest of this one
-        else:
-            self._exchange.end()
-
-    def fail(self) -> None:
-        self.has_client = False
-        if self._exchange.has_begun:
-            self._exchange.abort()
-        else:
-            _refuse(self._exchange, 500, "Internal Server Error")
 
 
 class Owners:
@@ -422,20 +309,7 @@ class Threads:
             self._idle.release()
 
 
-class FileBlocks:
-    """`wsgi.file_wrapper`: a file in blocks larger than those that applications ask for."""
-
-    def __init__(self, file: IO[bytes], block_size: int = FILE_BLOCK) -> None:
-        self._file = file
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(lambda: self._file.read(FILE_BLOCK), b"")
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def request_environment(exchange: HttpExchange, body: bytes) -> WSGIEnvironment:
+def request_environment(exchange: HttpExchange, body: IO[bytes]) -> WSGIEnvironment:
     """The part of the WSGI environment that depends on the request."""
     path, _, query = exchange.target.partition(b"?")
     environment: WSGIEnvironment = {
@@ -446,7 +320,7 @@ def request_environment(exchange: HttpExchange, body: bytes) -> WSGIEnvironment:
         "REMOTE_ADDR": exchange.address[0],
         "REMOTE_PORT": str(exchange.address[1]),
         "wsgi.url_scheme": _scheme(exchange),
-        "wsgi.input": BytesIO(body),
+        "wsgi.input": body,
     }
     for name, value in exchange.headers.items():
         key = _key(name)
@@ -459,6 +333,11 @@ def client_of(exchange: HttpExchange) -> int:
     """A number for the credentials and the address, which may be that of a proxy."""
     credentials = exchange.headers.get(b"authorization") or exchange.headers.get(b"cookie", b"")
     return hash((exchange.address[0], credentials))
+
+
+def budget_owner(exchange: HttpExchange) -> Owner:
+    """The owner of a body in the budgets, in which a client is a token, and an address a user."""
+    return hash(exchange.address[0]), client_of(exchange)
 
 
 def _scheme(exchange: HttpExchange) -> str:
@@ -476,16 +355,6 @@ def _key(name: bytes) -> str:
     return key if key in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{key}"
 
 
-def _refuse(exchange: HttpExchange, status: int, text: str) -> None:
-    exchange.is_kept_alive = False
-    exchange.reply(status, f"{text}\n".encode(), [(b"content-type", b"text/plain; charset=utf-8")])
-
-
 def _settle(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, work: Callable[..., None], *args: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed
-        loop.call_soon_threadsafe(work, *args)

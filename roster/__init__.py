@@ -2,7 +2,7 @@
 
 models, migrations     the rows; everything imports them, and they import nothing else from here
 api                    REST                    admin, admin_site, templates, static   the screens
-management             commands                stdio                the relay of `manage.py mcp_stdio`
+management             commands                stdio                the relay of `guildhall mcp_stdio`
 monitoring             /healthz, /readyz, /metrics
 tokens, calls, presets, agent_config, diagnosis, snippets   shared by several of these
 roles                  the roles of users, and who may change which user

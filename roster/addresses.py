@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from django.conf import settings
+from urllib.parse import quote
+
+from mcp_runtime.security.resources import gateway_address, own_address, web_address
+
+__all__ = ["address_of_member", "address_of_tool_set", "gateway_address", "own_address", "web_address"]
 
 
-def own_address(port: int) -> str:
-    """An address of a port of this hall, for programs and browsers on its machine."""
-    host = settings.GUILD_HALL_HOST
-    host = "localhost" if host in ("127.0.0.1", "0.0.0.0", "::1", "::") else host  # noqa: S104 - shown, not bound
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def address_of_member(name: str) -> str:
+    """The address of one member at the gateway."""
+    return f"{gateway_address()}/mcp/{quote(name)}"
 
 
-def web_address() -> str:
-    """Where people reach the web, without a slash at the end."""
-    return str(settings.GUILD_HALL_WEB_URL) or own_address(settings.GUILD_HALL_PORT)
+def address_of_tool_set(name: str) -> str:
+    return f"{gateway_address()}/sets/{quote(name)}/mcp"

@@ -1,90 +1,35 @@
-"""The configuration with which an agent's client reaches the hall, and the cost of the tools' definitions.
-
-Each client has its own format: the Agent SDK `mcp_servers`, Claude Code `.mcp.json`, Cursor `mcp.json`, VS Code
-`mcp.json` (`servers`), Codex `config.toml` (`http_headers`, because Codex refuses an inline `bearer_token`).
-"""
+"""The servers of the configuration with which an agent's client reaches the hall, and the cost of their tools."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 from urllib.parse import quote
 
-from django.conf import settings
-
 from mcp_runtime.control import tool_sets
-from mcp_runtime.control.members import members_of_roster, visible_tools, with_text
+from mcp_runtime.control.members import members_of_roster, tools_version, visible_tools, with_text
 from mcp_runtime.control.nodes import live_node_ids
+from mcp_runtime.members import search_tools
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownMemberError
 from mcp_runtime.security.access import Principal
+from roster import addresses
+from roster.client_formats import SERVER_NAME, Entry
 from roster.models import GuildMember, Tool
 
-SERVER_NAME = "guild-hall"
-PLACEHOLDER = "gh_PUT_A_TOKEN_HERE"
 # An estimate. Tokenizers differ, and none is public for every model. JSON has about four characters a token.
 CHARACTERS_PER_TOKEN = 4
+SEARCH_TOOLS = "the tools that search"  # in the place of a member
 MAX_COUNTS = 20_000  # lengths of definitions
+UNUSED_COLUMNS = ("manifest", "manifest_warnings", "warnings", "server_info", "capabilities")  # JSON, of each member
+MAX_LISTS = 8  # of listed tools. Each may have thousands
+NO_VERSION = '""'  # the version of a tool that is not known, in `tools_version`
+MAX_IDS = 500  # in one query. For more, all rows are read
 ESTIMATE_FORMULA = f"characters of the definitions as JSON, divided by {CHARACTERS_PER_TOKEN}"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One server in the configuration. `token` is None if the server needs none."""
-
-    name: str
-    url: str
-    token: str | None = None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
-
-    def as_json(self, *, with_type: bool = True) -> dict[str, Any]:
-        kind = {"type": "http"} if with_type else {}
-        return {**kind, "url": self.url, **({"headers": self.headers} if self.token else {})}
-
-
-@dataclass(frozen=True)
-class Format:
-    """The format of one client: the file that it reads, and how it writes entries."""
-
-    place: str
-    write: Callable[[Sequence[Entry]], str]
-
-
-def _json(key: str, *, with_type: bool = True) -> Callable[[Sequence[Entry]], str]:
-    def write(entries: Sequence[Entry]) -> str:
-        return json.dumps({key: {entry.name: entry.as_json(with_type=with_type) for entry in entries}}, indent=2)
-
-    return write
-
-
-def _toml(entries: Sequence[Entry]) -> str:
-    """Write strings as JSON, because a JSON string is also a TOML string. Members' names are bare keys."""
-    tables = []
-    for entry in entries:
-        lines = [f"[mcp_servers.{entry.name}]", f"url = {json.dumps(entry.url)}"]
-        if entry.token:
-            headers = ", ".join(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in entry.headers.items())
-            lines.append(f"http_headers = {{ {headers} }}")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
-
-
-FORMATS = {
-    "agent-sdk": Format("ClaudeAgentOptions(mcp_servers=...) in your program", _json("mcp_servers")),
-    "claude-code": Format(".mcp.json in the project's folder", _json("mcpServers")),
-    "cursor": Format(
-        ".cursor/mcp.json in the project's folder, or ~/.cursor/mcp.json", _json("mcpServers", with_type=False)
-    ),
-    "vscode": Format(".vscode/mcp.json in the project's folder", _json("servers")),
-    "codex": Format("~/.codex/config.toml", _toml),
-}
 
 
 @dataclass(frozen=True)
@@ -102,10 +47,24 @@ class Cost:
         return Cost(self.tools + other.tools, self.characters + other.characters)
 
 
+@dataclass(frozen=True)
+class ListedTool:
+    """A tool in the list of a client, with its name there."""
+
+    member: str
+    tool: str
+    name: str
+    characters: int  # of its definition
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(1, self.characters)
+
+
 def select_members(principal: Principal, names: Iterable[str]) -> list[GuildMember]:
     """The members with these names. Without names, all that `principal` may call. Raises UnknownMemberError."""
     unique = list(dict.fromkeys(names))
-    members = members_of_roster().select_related("port_allocation")
+    members = members_of_roster().select_related("port_allocation").defer(*UNUSED_COLUMNS)
     rows = {row.name: row for row in members if principal.may_see(row.name)}
     for name in unique:
         if name not in rows:
@@ -113,17 +72,25 @@ def select_members(principal: Principal, names: Iterable[str]) -> list[GuildMemb
     return [rows[name] for name in unique] if unique else list(rows.values())
 
 
+def names_and_switches(principal: Principal) -> list[GuildMember]:
+    """As `select_members` without names. The rows have only what `listed_tools` needs."""
+    rows = members_of_roster().only("name", "enabled")
+    return [row for row in rows if principal.may_see(row.name)]
+
+
 def gateway_entries(names: Sequence[str], token: str, tool_set: str = "") -> list[Entry]:
     """One entry for the whole roster, for some of its members, or for a tool set."""
     query = f"?members={','.join(quote(name) for name in names)}" if names else ""
-    path = f"/sets/{quote(tool_set)}/mcp" if tool_set else f"/mcp{query}"
-    return [Entry(SERVER_NAME, f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}{path}", token)]
+    url = addresses.address_of_tool_set(tool_set) if tool_set else f"{addresses.gateway_address()}/mcp{query}"
+    return [Entry(SERVER_NAME, url, token)]
 
 
-def require_one_choice(names: Iterable[str], tool_set: str, *, direct: bool) -> None:
-    """Raise RequestRefusedError if a configuration for a tool set should also be for members."""
+def require_one_choice(names: Iterable[str], tool_set: str, *, direct: bool, search_mode: bool = False) -> None:
+    """Raise RequestRefusedError for choices that exclude each other."""
     if tool_set and (direct or any(names)):
         raise RequestRefusedError("a configuration is for a tool set, or for members; give one of them")
+    if direct and search_mode:
+        raise RequestRefusedError("only the gateway has the search mode; a direct endpoint lists its own tools")
 
 
 def direct_entries(members: Iterable[GuildMember], *, require_all: bool) -> list[Entry]:
@@ -142,46 +109,126 @@ def direct_entries(members: Iterable[GuildMember], *, require_all: bool) -> list
     return entries
 
 
+_kept_lists: dict[tuple[Principal, tuple[str, ...], bool, bytes], tuple[ListedTool, ...]] = {}
+
+
+def listed_tools(principal: Principal, members: Sequence[GuildMember], *, direct: bool) -> list[ListedTool]:
+    """The tools of members that clients of `principal` list, by member. Without `direct` names have a prefix.
+
+    In search mode these are the pinned ones. The lists are kept until a tool changes, because there may be thousands.
+    """
+    names = tuple(row.name for row in members if row.enabled)
+    version = tools_version()
+    if NO_VERSION in version:  # the definition of such a tool may change, and nothing here would tell
+        return _read_listed_tools(principal, names, direct=direct)
+    key = (principal, names, direct, hashlib.sha256(version.encode()).digest())
+    if (kept := _kept_lists.get(key)) is not None:
+        return list(kept)
+    tools = _read_listed_tools(principal, names, direct=direct)
+    if len(_kept_lists) >= MAX_LISTS:
+        _kept_lists.clear()
+    _kept_lists[key] = tuple(tools)
+    return tools
+
+
+def _read_listed_tools(principal: Principal, names: Sequence[str], *, direct: bool) -> list[ListedTool]:
+    tools = Tool.objects.filter(visible_tools(), member__name__in=names).order_by("member__name", "position")
+    # Values and no rows, because there may be thousands.
+    columns = ("pk", "member__name", "name", "schema_error", "version")
+    listed = {
+        pk: _Definition(member, tool, not schema_error, direct, version)
+        for pk, member, tool, schema_error, version in tools.values_list(*columns)
+        if principal.may_invoke(member, tool) and (direct or _is_listed(principal, member, tool))
+    }
+    return [
+        ListedTool(row.member, row.tool, row.name, characters)
+        for row, characters in zip(listed.values(), _characters(listed), strict=True)
+    ]
+
+
+def listed_tools_of_set(principal: Principal, tool_set: str) -> list[ListedTool]:
+    """As `listed_tools`, at the address of a tool set. Raises UnknownToolSetError."""
+    entries = tool_sets.entries_of(tool_sets.find_tool_set(tool_set, principal), principal)
+    return [
+        ListedTool(tool.member, tool.tool, tool.name, len(json.dumps(tool.definition, ensure_ascii=False)))
+        for tool in tool_sets.preview(entries, principal)
+        if not tool.fault and _is_listed(principal, tool.member, tool.tool)
+    ]
+
+
+def _is_listed(principal: Principal, member: str, tool: str) -> bool:
+    return not principal.searches or (member, tool) in principal.pinned
+
+
 def costs(principal: Principal, members: Sequence[GuildMember], *, direct: bool) -> dict[str, Cost]:
-    """The cost of the tools that `principal` may call, by member. Without `direct` names have the member's prefix."""
-    by_member = {row.name: Cost() for row in members if row.enabled}
-    tools = Tool.objects.filter(visible_tools(), member__name__in=by_member).select_related("member")
-    for tool in with_text(tools):
-        name = tool.member.name
-        if principal.may_invoke(name, tool.name):
-            by_member[name] += Cost(1, _characters(tool, direct=direct))
-    return by_member
+    """The cost of the tools that clients of `principal` list, by member. Without `direct` names have a prefix."""
+    names = [row.name for row in members if row.enabled]
+    by_member = _by_member(names, listed_tools(principal, members, direct=direct))
+    if not principal.searches or direct:
+        return by_member
+    tools = Tool.objects.filter(visible_tools(), member__name__in=names).order_by("member__name", "position")
+    servers = [
+        member for member, tool in tools.values_list("member__name", "name") if principal.may_invoke(member, tool)
+    ]
+    return _search_tools(dict.fromkeys(servers)) | by_member
 
 
 def costs_of_set(principal: Principal, tool_set: str) -> dict[str, Cost]:
     """As `costs`, for the tools at the address of a tool set, as it lists them. Raises UnknownToolSetError."""
     entries = tool_sets.entries_of(tool_sets.find_tool_set(tool_set, principal), principal)
-    by_member = {entry.member: Cost() for entry in entries}
-    for tool in tool_sets.preview(entries, principal):
-        if not tool.fault:
-            by_member[tool.member] += Cost(1, len(json.dumps(tool.definition, ensure_ascii=False)))
-    return by_member
+    by_member = _by_member((entry.member for entry in entries), listed_tools_of_set(principal, tool_set))
+    return _search_tools(()) | by_member if principal.searches else by_member
 
 
-# By a digest of all that they are counted of.
-_character_counts: dict[bytes, int] = {}
+def _by_member(members: Iterable[str], tools: Iterable[ListedTool]) -> dict[str, Cost]:
+    lengths: dict[str, list[int]] = {name: [] for name in members}
+    for tool in tools:
+        lengths[tool.member].append(tool.characters)
+    return {name: Cost(len(each), sum(each)) for name, each in lengths.items()}
 
 
-def _characters(tool: Tool, *, direct: bool) -> int:
-    """Of the definition as clients get it."""
-    key = f"{direct}\0{tool.member.name}\0{tool.name}\0{bool(tool.schema_error)}\0{tool.text}"
-    digest = hashlib.sha256(key.encode()).digest()
-    if (count := _character_counts.get(digest)) is not None:
-        return count
-    tool.definition = json.loads(tool.text)
-    characters = len(json.dumps(tool.definition if direct else _gateway_definition(tool), ensure_ascii=False))
-    if len(_character_counts) >= MAX_COUNTS:
-        _character_counts.clear()
-    _character_counts[digest] = characters
-    return characters
+def _search_tools(servers: Collection[str]) -> dict[str, Cost]:
+    """The cost of the tools that find and call all others."""
+    definitions = [definition.decode() for definition in search_tools.definitions(servers)]
+    return {SEARCH_TOOLS: Cost(len(definitions), sum(map(len, definitions)))}
 
 
-def _gateway_definition(tool: Tool) -> dict[str, Any]:
-    """Its definition as the gateway gives it."""
-    name = mcp.qualified_name(tool.member.name, tool.name)
-    return mcp.offered_definition(tool.definition, name, has_schema=not tool.schema_error)
+class _Definition(NamedTuple):  # which is made and compared faster than a dataclass, and there are thousands
+    """What decides how long the definition of a tool is for clients."""
+
+    member: str
+    tool: str
+    has_schema: bool
+    direct: bool
+    version: str  # empty if it is not known
+
+    @property
+    def name(self) -> str:
+        return self.tool if self.direct else mcp.qualified_name(self.member, self.tool)
+
+
+_character_counts: dict[_Definition, int] = {}
+
+
+def _characters(definitions: Mapping[int, _Definition]) -> list[int]:
+    """The lengths of these definitions, by the ids of the tools, as clients get them. Reads only those not counted."""
+    counts = {pk: _character_counts.get(row) for pk, row in definitions.items()}
+    if missing := [pk for pk, count in counts.items() if count is None]:
+        rows = Tool.objects.all() if len(missing) > MAX_IDS else Tool.objects.filter(pk__in=missing)
+        texts = dict(with_text(rows).order_by().values_list("pk", "definition_text"))  # type: ignore[misc]
+        if len(_character_counts) + len(missing) > MAX_COUNTS:
+            _character_counts.clear()
+        for pk in missing:
+            if pk in texts:  # the tool may have left the hall meanwhile
+                counts[pk] = count = _length(definitions[pk], texts[pk])
+                if definitions[pk].version:
+                    _character_counts[definitions[pk]] = count
+    return [count or 0 for count in counts.values()]
+
+
+def _length(row: _Definition, text: str) -> int:
+    """`text` is the definition of the member, as JSON."""
+    definition = json.loads(text)
+    if not row.direct:
+        definition = mcp.offered_definition(definition, row.name, has_schema=row.has_schema)
+    return len(json.dumps(definition, ensure_ascii=False))

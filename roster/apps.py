@@ -8,4 +8,4 @@ class RosterConfig(AppConfig):
     verbose_name = "Guild Hall"
 
     def ready(self) -> None:
-        from roster import access_signals, audit, checks, roles  # noqa: F401 - importing registers them
+        from roster import access_signals, audit, checks, roles, text_index  # noqa: F401 - importing registers them

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from django.contrib.auth import BACKEND_SESSION_KEY
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.auth.signals import user_logged_in, user_logged_out, user_login_failed
 from django.db import transaction
@@ -21,13 +22,16 @@ from django.db.models.signals import m2m_changed, post_save, pre_delete, pre_sav
 from django.dispatch import receiver
 from django.http import HttpRequest
 
+from roster.login_backends import PROVIDER
 from roster.models import Actor, AuditEntry, GuildMember, Token
 
 Kind = AuditEntry.Kind
 PERMISSION = "roster.view_auditentry"
 WITH_TOKEN = " with token "  # noqa: S105 - words between the names of a user and a token
+WITH_SINGLE_SIGN_ON = " with single sign-on"
 SOMEBODY = "somebody"  # who is not logged in
 UNKNOWN_NAME = "an unknown name"
+WAYS = {PROVIDER: "single sign-on"}  # of logins, other than with a password
 HIDDEN = "one that you may not see"
 
 
@@ -48,7 +52,7 @@ def actor_of(request: HttpRequest) -> Actor:
     return Actor(source, f"{user.get_username()}{WITH_TOKEN}{principal.token_hint}…{name}", user.pk, token_id)
 
 
-def _address_of(request: HttpRequest | None) -> str:
+def address_of(request: HttpRequest | None) -> str:
     """That of the connection. Behind a proxy it is the proxy's, because a client can write any header."""
     return str(request.META.get("REMOTE_ADDR", "")) if request is not None else ""
 
@@ -58,14 +62,15 @@ def _address_of(request: HttpRequest | None) -> str:
 
 @receiver(user_logged_in, dispatch_uid="audit")
 def _record_login(request: HttpRequest | None, user: User, **_: Any) -> None:
-    actor = Actor(AuditEntry.Source.WEB, user.get_username(), user.pk, address=_address_of(request))
-    AuditEntry.record(Kind.LOGIN, _name(user), actor=actor)
+    actor = Actor(AuditEntry.Source.WEB, user.get_username(), user.pk, address=address_of(request))
+    way = WAYS.get(request.session.get(BACKEND_SESSION_KEY, "")) if request is not None else None
+    AuditEntry.record(Kind.LOGIN, _name(user), actor=actor, after={"with": way} if way else None)
 
 
 @receiver(user_logged_out, dispatch_uid="audit")
 def _record_logout(request: HttpRequest | None, user: User | None, **_: Any) -> None:
     if user is not None:
-        actor = Actor(AuditEntry.Source.WEB, user.get_username(), user.pk, address=_address_of(request))
+        actor = Actor(AuditEntry.Source.WEB, user.get_username(), user.pk, address=address_of(request))
         AuditEntry.record(Kind.LOGOUT, _name(user), actor=actor)
 
 
@@ -73,7 +78,7 @@ def _record_logout(request: HttpRequest | None, user: User | None, **_: Any) -> 
 def _record_failed_login(credentials: dict[str, Any], request: HttpRequest | None = None, **_: Any) -> None:
     """An unknown name is not stored, because people type their password into the wrong field."""
     user = User.objects.filter(username=str(credentials.get("username", ""))[:150].replace("\0", "")).first()
-    actor = Actor(AuditEntry.Source.WEB, SOMEBODY, address=_address_of(request))
+    actor = Actor(AuditEntry.Source.WEB, SOMEBODY, address=address_of(request))
     AuditEntry.record(Kind.LOGIN_FAILED, _name(user) if user else UNKNOWN_NAME, actor=actor)
 
 
@@ -311,7 +316,7 @@ def shower(*, is_superuser: bool, closed_members: Collection[str]) -> Show:
             return values
         return {
             key: [name if str(name).partition("/")[0] in names else HIDDEN for name in value]
-            if key in ("members", "tools") and isinstance(value, list)
+            if key in ("members", "tools", "pinned_tools") and isinstance(value, list)
             else value
             for key, value in values.items()
         }
@@ -320,8 +325,8 @@ def shower(*, is_superuser: bool, closed_members: Collection[str]) -> Show:
 
 
 def by_actor(name: str) -> Q:
-    """A condition for the entries of this actor, also with a token."""
-    return Q(actor=name) | Q(actor__startswith=f"{name}{WITH_TOKEN}")
+    """A condition for the entries of this actor, also with a token or with single sign-on."""
+    return Q(actor__in=[name, f"{name}{WITH_SINGLE_SIGN_ON}"]) | Q(actor__startswith=f"{name}{WITH_TOKEN}")
 
 
 def filtered(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roster.models import Call
 
 # Schemas come from members. A schema that nests or branches without end still gives a small skeleton.
 MAX_DEPTH = 8
@@ -45,7 +48,11 @@ class _Skeleton:
         chosen_names = [
             name for name, part in properties.items() if name in names or (isinstance(part, dict) and "default" in part)
         ]
-        return {name: self._value(properties[name], depth + 1) for name in chosen_names[:MAX_PROPERTIES]}
+        return {
+            name: self._value(properties[name], depth + 1)
+            for name in chosen_names[:MAX_PROPERTIES]
+            if not _is_example_number(properties[name])
+        }
 
     def _value(self, schema: Any, depth: int) -> Any:
         self._budget -= 1
@@ -54,11 +61,10 @@ class _Skeleton:
         for keyword in ("default", "const"):
             if keyword in schema:
                 return self._own_value(schema[keyword])
-        for keyword in ("examples", "enum"):
-            if isinstance(schema.get(keyword), list) and schema[keyword]:
-                return self._own_value(schema[keyword][0])
+        if isinstance(schema.get("enum"), list) and schema["enum"]:
+            return self._own_value(schema["enum"][0])
         if isinstance(schema.get("$ref"), str):
-            return self._value(_resolve(schema["$ref"], self._root), depth + 1)
+            return self._value(resolve(schema["$ref"], self._root), depth + 1)
         for keyword in ("anyOf", "oneOf", "allOf"):
             if isinstance(schema.get(keyword), list) and schema[keyword]:
                 return self._value(schema[keyword][0], depth + 1)
@@ -76,7 +82,17 @@ class _Skeleton:
         return value
 
 
-def _resolve(reference: str, root: dict[str, Any]) -> Any:
+def _is_example_number(schema: Any) -> bool:
+    """Whether the schema shows examples of a number. Its place stays empty, because each number would be a value."""
+    return (
+        isinstance(schema, dict)
+        and schema.get("type") in ("integer", "number")
+        and "examples" in schema
+        and not schema.keys() & {"default", "const", "enum"}
+    )
+
+
+def resolve(reference: str, root: dict[str, Any]) -> Any:
     """Resolve a reference inside the same schema ("#/$defs/login"). Other references are not resolved."""
     place: Any = root if reference.startswith("#") else None
     for part in reference.split("/")[1:]:
@@ -89,6 +105,17 @@ def texts_of(result: Any) -> list[str]:
     content = result.get("content") if isinstance(result, dict) else None
     items = content if isinstance(content, list) else []
     return [item["text"] for item in items if isinstance(item, dict) and isinstance(item.get("text"), str)]
+
+
+def own_words(call: Call) -> str:
+    """The message of its error without the names of the tool and the member, for a page that has them already."""
+    return without_names(call.error_message, call.tool_name)
+
+
+def without_names(message: str, tool_name: str) -> str:
+    subject = f"tool {tool_name!r} of member '"
+    _, end, words = message.removeprefix(subject).partition("': ")
+    return words if message.startswith(subject) and end else message
 
 
 def progress_text(progress: dict[str, Any] | None) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Warning, register
+
+from mcp_runtime.client.remote import plain_http_fault
 
 
 @register()
@@ -62,3 +65,31 @@ def check_data_dir_is_private(**_: Any) -> list[CheckMessage]:
             id="roster.W002",
         )
     ]
+
+
+@register()
+def check_single_sign_on(**_: Any) -> list[CheckMessage]:
+    if settings.GUILD_HALL_OIDC_ONLY and not settings.GUILD_HALL_OIDC_ISSUER:
+        return [
+            Error(
+                "GUILD_HALL_OIDC_ONLY is 1, but there is no single sign-on, so nobody could log in.",
+                hint="Give GUILD_HALL_OIDC_ISSUER too, or leave GUILD_HALL_OIDC_ONLY out.",
+                id="roster.E005",
+            )
+        ]
+    if not settings.GUILD_HALL_OIDC_ISSUER:
+        return []
+    if find_spec("mozilla_django_oidc") is None or find_spec("jwt") is None:
+        return [
+            Error(
+                "GUILD_HALL_OIDC_ISSUER is set, but the library for single sign-on is not installed.",
+                hint="Install it with: .venv/bin/python -m pip install -r requirements-oidc.txt",
+                id="roster.E003",
+            )
+        ]
+    if fault := plain_http_fault(settings.GUILD_HALL_OIDC_ISSUER, settings.GUILD_HALL_PLAIN_HTTP_HOSTS):
+        return [Error(f"GUILD_HALL_OIDC_ISSUER: {fault}.", hint="Give an address with https.", id="roster.E004")]
+    keys = settings.GUILD_HALL_SIGN_IN_JWKS_URL
+    if keys and (fault := plain_http_fault(keys, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)):
+        return [Error(f"GUILD_HALL_SIGN_IN_JWKS_URL: {fault}.", hint="Give an address with https.", id="roster.E006")]
+    return []

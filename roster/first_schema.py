@@ -47,15 +47,19 @@ def migrations_of(script: str) -> set[tuple[str, str]]:
 
 def write() -> None:
     """Write the script from a database that has just been migrated."""
+    from mcp_runtime.control.call_search import INDEX  # tests import this module before there are models
+
     applied = sorted(MigrationRecorder(connection).applied_migrations())
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+            # Those of the text index are made after `migrate`, if this SQLite has FTS5.
+            "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'sqlite_%' AND name NOT LIKE %s "
+            "ORDER BY rowid",
+            [f"{INDEX}%"],
         )
         statements = [f"{row[0]};" for row in cursor.fetchall()]
     notes = [f"{_LEADS_A_MIGRATION}{app} {name}" for app, name in applied]
-    rows = [
-        f"INSERT INTO django_migrations (app, name, applied) VALUES ('{app}', '{name}', datetime('now'));"  # noqa: S608
-        for app, name in applied
-    ]
-    FILE.write_text("\n".join([*notes, *statements, *rows, ""]))
+    # One statement, in which the time does not change.
+    rows = ",\n".join(f"('{app}', '{name}', datetime('now'))" for app, name in applied)
+    insert = f"INSERT INTO django_migrations (app, name, applied) VALUES\n{rows};"
+    FILE.write_text("\n".join([*notes, *statements, insert, ""]))

@@ -15,6 +15,28 @@
 -- has: auth 0012_alter_user_first_name_max_length
 -- has: contenttypes 0001_initial
 -- has: contenttypes 0002_remove_content_type_name
+-- has: oauth2_provider 0001_initial
+-- has: oauth2_provider 0002_auto_20190406_1805
+-- has: oauth2_provider 0003_auto_20201211_1314
+-- has: oauth2_provider 0004_auto_20200902_2022
+-- has: oauth2_provider 0005_auto_20211222_2352
+-- has: oauth2_provider 0006_alter_application_client_secret
+-- has: oauth2_provider 0007_application_post_logout_redirect_uris
+-- has: oauth2_provider 0008_alter_accesstoken_token
+-- has: oauth2_provider 0009_add_hash_client_secret
+-- has: oauth2_provider 0010_application_allowed_origins
+-- has: oauth2_provider 0011_refreshtoken_token_family
+-- has: oauth2_provider 0012_add_token_checksum
+-- has: oauth2_provider 0013_alter_application_authorization_grant_type_device
+-- has: oauth2_provider 0014_alter_help_text
+-- has: oauth2_provider 0015_refreshtoken_token_checksum
+-- has: oauth2_provider 0016_alter_devicegrant_scope
+-- has: oauth2_provider 0017_application_dcr_created
+-- has: oauth2_provider 0018_resource_indicators
+-- has: oauth2_provider 0019_application_registration_source
+-- has: oauth2_provider 0020_cimd_application_fields
+-- has: oauth2_provider 0021_translatable_field_labels
+-- has: oauth2_provider 0022_refreshtoken_token_family_index
 -- has: roster 0001_initial
 -- has: roster 0002_what_belongs_to_a_token
 -- has: roster 0003_who_made_old_sessions
@@ -50,6 +72,23 @@
 -- has: roster 0033_member_proposals
 -- has: roster 0034_tool_sets
 -- has: roster 0035_trash
+-- has: roster 0036_edits
+-- has: roster 0037_package_locks
+-- has: roster 0038_version_look_ups
+-- has: roster 0039_bundles
+-- has: roster 0040_pinned_tools
+-- has: roster 0041_manifest_error_key
+-- has: roster 0042_disabled_extras
+-- has: roster 0043_token_search_mode
+-- has: roster 0044_search_text
+-- has: roster 0045_saved_filters
+-- has: roster 0046_repeated_failures
+-- has: roster 0047_grants
+-- has: roster 0048_identities
+-- has: roster 0049_member_sign_ins
+-- has: roster 0050_outside_issuer
+-- has: roster 0051_user_sign_ins
+-- has: roster 0052_id_tokens_for_members
 -- has: sessions 0001_initial
 CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
 CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -74,28 +113,42 @@ CREATE UNIQUE INDEX "auth_permission_content_type_id_codename_01ab375a_uniq" ON 
 CREATE INDEX "auth_permission_content_type_id_2f476e4b" ON "auth_permission" ("content_type_id");
 CREATE TABLE "auth_group" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(150) NOT NULL UNIQUE);
 CREATE TABLE "auth_user" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "password" varchar(128) NOT NULL, "last_login" datetime NULL, "is_superuser" bool NOT NULL, "username" varchar(150) NOT NULL UNIQUE, "last_name" varchar(150) NOT NULL, "email" varchar(254) NOT NULL, "is_staff" bool NOT NULL, "is_active" bool NOT NULL, "date_joined" datetime NOT NULL, "first_name" varchar(150) NOT NULL);
-CREATE TABLE "roster_statuschange" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "old" varchar(20) NOT NULL, "new" varchar(20) NOT NULL, "cause" varchar(40) NOT NULL, "message" text NOT NULL, "exit_code" integer NULL, "log_tail" text NOT NULL, "created_at" datetime NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "oauth2_provider_idtoken" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "jti" char(32) NOT NULL UNIQUE, "expires" datetime NOT NULL, "scope" text NOT NULL, "created" datetime NOT NULL, "updated" datetime NOT NULL, "application_id" bigint NULL REFERENCES "oauth2_provider_application" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "oauth2_provider_idtoken_application_id_08c5ff4f" ON "oauth2_provider_idtoken" ("application_id");
+CREATE INDEX "oauth2_provider_idtoken_user_id_dd512b59" ON "oauth2_provider_idtoken" ("user_id");
+CREATE TABLE "oauth2_provider_devicegrant" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "device_code" varchar(100) NOT NULL, "user_code" varchar(100) NOT NULL, "interval" integer NOT NULL, "expires" datetime NOT NULL, "status" varchar(64) NOT NULL, "client_id" varchar(100) NOT NULL, "last_checked" datetime NOT NULL, "user_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "scope" text NOT NULL, CONSTRAINT "oauth2_provider_devicegrant_unique_device_code" UNIQUE ("device_code"));
+CREATE INDEX "oauth2_provider_devicegrant_client_id_229dd06d" ON "oauth2_provider_devicegrant" ("client_id");
+CREATE INDEX "oauth2_provider_devicegrant_user_id_1cec5156" ON "oauth2_provider_devicegrant" ("user_id");
+CREATE TABLE "oauth2_provider_accesstoken" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token" text NOT NULL, "expires" datetime NOT NULL, "scope" text NOT NULL, "application_id" bigint NULL REFERENCES "oauth2_provider_application" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "created" datetime NOT NULL, "updated" datetime NOT NULL, "source_refresh_token_id" bigint NULL UNIQUE REFERENCES "oauth2_provider_refreshtoken" ("id") DEFERRABLE INITIALLY DEFERRED, "id_token_id" bigint NULL UNIQUE REFERENCES "oauth2_provider_idtoken" ("id") DEFERRABLE INITIALLY DEFERRED, "token_checksum" varchar(64) NOT NULL UNIQUE, "resource" text NOT NULL CHECK ((JSON_VALID("resource") OR "resource" IS NULL)));
+CREATE INDEX "oauth2_provider_accesstoken_application_id_b22886e1" ON "oauth2_provider_accesstoken" ("application_id");
+CREATE INDEX "oauth2_provider_accesstoken_user_id_6e4c9a65" ON "oauth2_provider_accesstoken" ("user_id");
+CREATE TABLE "oauth2_provider_grant" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "code" varchar(255) NOT NULL UNIQUE, "expires" datetime NOT NULL, "redirect_uri" text NOT NULL, "scope" text NOT NULL, "application_id" bigint NOT NULL REFERENCES "oauth2_provider_application" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "created" datetime NOT NULL, "updated" datetime NOT NULL, "code_challenge" varchar(128) NOT NULL, "code_challenge_method" varchar(10) NOT NULL, "nonce" varchar(255) NOT NULL, "claims" text NOT NULL, "resource" text NOT NULL CHECK ((JSON_VALID("resource") OR "resource" IS NULL)));
+CREATE INDEX "oauth2_provider_grant_application_id_81923564" ON "oauth2_provider_grant" ("application_id");
+CREATE INDEX "oauth2_provider_grant_user_id_e8f62af8" ON "oauth2_provider_grant" ("user_id");
+CREATE TABLE "oauth2_provider_refreshtoken" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token" text NOT NULL, "access_token_id" bigint NULL UNIQUE REFERENCES "oauth2_provider_accesstoken" ("id") DEFERRABLE INITIALLY DEFERRED, "application_id" bigint NOT NULL REFERENCES "oauth2_provider_application" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "created" datetime NOT NULL, "updated" datetime NOT NULL, "revoked" datetime NULL, "token_family" char(32) NULL, "token_checksum" varchar(64) NOT NULL, "resource" text NOT NULL CHECK ((JSON_VALID("resource") OR "resource" IS NULL)));
+CREATE UNIQUE INDEX "oauth2_provider_refreshtoken_token_checksum_revoked_46c81d1d_uniq" ON "oauth2_provider_refreshtoken" ("token_checksum", "revoked");
+CREATE INDEX "oauth2_provider_refreshtoken_application_id_2d1c311b" ON "oauth2_provider_refreshtoken" ("application_id");
+CREATE INDEX "oauth2_provider_refreshtoken_user_id_da837fce" ON "oauth2_provider_refreshtoken" ("user_id");
+CREATE TABLE "oauth2_provider_application" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "redirect_uris" text NOT NULL, "client_type" varchar(32) NOT NULL, "authorization_grant_type" varchar(44) NOT NULL, "client_secret" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "user_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "skip_authorization" bool NOT NULL, "created" datetime NOT NULL, "updated" datetime NOT NULL, "algorithm" varchar(5) NOT NULL, "post_logout_redirect_uris" text NOT NULL, "hash_client_secret" bool NOT NULL, "allowed_origins" text NOT NULL, "registration_source" varchar(32) NOT NULL, "cimd_expires_at" datetime NULL, "client_id" varchar(255) NOT NULL UNIQUE);
+CREATE INDEX "oauth2_provider_application_client_secret_53133678" ON "oauth2_provider_application" ("client_secret");
+CREATE INDEX "oauth2_provider_application_user_id_79829054" ON "oauth2_provider_application" ("user_id");
+CREATE INDEX "oauth2_prov_token_f_996e8a_idx" ON "oauth2_provider_refreshtoken" ("token_family");
 CREATE TABLE "roster_agentevent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "kind" varchar(20) NOT NULL, "data" text NOT NULL CHECK ((JSON_VALID("data") OR "data" IS NULL)), "created_at" datetime NOT NULL, "message_id" bigint NOT NULL REFERENCES "roster_agentmessage" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_calltotal" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "outcome" varchar(20) NOT NULL, "count" bigint unsigned NOT NULL CHECK ("count" >= 0), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_total_per_outcome" UNIQUE ("member_id", "outcome"));
-CREATE INDEX "roster_statuschange_member_id_4b9ae6ee" ON "roster_statuschange" ("member_id");
 CREATE INDEX "roster_agentevent_message_id_bc6e98e6" ON "roster_agentevent" ("message_id");
 CREATE INDEX "agent_event_by_message" ON "roster_agentevent" ("message_id", "id");
 CREATE INDEX "roster_calltotal_member_id_c8b60afd" ON "roster_calltotal" ("member_id");
 CREATE TABLE "roster_membergroup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "group_is_unique_in_its_member" UNIQUE ("member_id", "group_id"));
 CREATE INDEX "roster_membergroup_group_id_c61f8fa1" ON "roster_membergroup" ("group_id");
 CREATE INDEX "roster_membergroup_member_id_52edb673" ON "roster_membergroup" ("member_id");
-CREATE INDEX "status_change_by_member" ON "roster_statuschange" ("member_id", "id" DESC);
 CREATE TABLE "roster_callrollup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "seconds" integer unsigned NOT NULL CHECK ("seconds" >= 0), "begins" bigint unsigned NOT NULL CHECK ("begins" >= 0), "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "failed" bigint unsigned NOT NULL CHECK ("failed" >= 0), "took" real NOT NULL, "slots" text NOT NULL CHECK ((JSON_VALID("slots") OR "slots" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_rollup_per_time_and_tool" UNIQUE ("seconds", "begins", "tool_name", "member_id"));
 CREATE TABLE "roster_preset" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "left_out" text NOT NULL CHECK ((JSON_VALID("left_out") OR "left_out" IS NULL)), "updated_at" datetime NOT NULL, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "preset_name_is_unique_for_user_and_tool" UNIQUE ("tool_id", "user_id", "name"));
 CREATE INDEX "roster_preset_user_id_cb88dbde" ON "roster_preset" ("user_id");
+CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
+CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
 CREATE TABLE "roster_agent" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL UNIQUE, "direct" bool NOT NULL, "model" varchar(100) NOT NULL, "creator" varchar(200) NOT NULL, "created_at" datetime NOT NULL, "sdk_session_id" varchar(100) NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "made_with_id" bigint NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE INDEX "roster_agentsession_created_by_id_3c7dfef2" ON "roster_agent" ("created_by_id");
 CREATE INDEX "roster_agentsession_made_with_id_ccb8a14a" ON "roster_agent" ("made_with_id");
-CREATE TABLE "roster_tokenclient" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "version" varchar(50) NOT NULL, "first_seen_at" datetime NOT NULL, "last_seen_at" datetime NOT NULL, "calls" bigint unsigned NOT NULL CHECK ("calls" >= 0), "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "client_is_unique_of_its_token" UNIQUE ("token_id", "name", "version"));
-CREATE INDEX "roster_tokenclient_token_id_253e19fd" ON "roster_tokenclient" ("token_id");
-CREATE TABLE "roster_token" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "digest" varchar(64) NOT NULL UNIQUE, "hint" varchar(12) NOT NULL, "created_at" datetime NOT NULL, "expires_at" datetime NULL, "revoked_at" datetime NULL, "last_used_at" datetime NULL, "scope" varchar(10) NOT NULL, "calls_per_minute" integer unsigned NULL CHECK ("calls_per_minute" >= 0), "max_in_flight" integer unsigned NULL CHECK ("max_in_flight" >= 0), "made_with_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_set_id" bigint NULL REFERENCES "roster_toolset" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "token_scope_is_known" CHECK ("scope" IN ('all', 'members', 'tools')));
-CREATE INDEX "roster_token_made_with_id_4fae02b8" ON "roster_token" ("made_with_id");
-CREATE INDEX "roster_token_user_id_d68cc499" ON "roster_token" ("user_id");
 CREATE TABLE "roster_token_members" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "guildmember_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_token_tools" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "token_id" bigint NOT NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE UNIQUE INDEX "roster_token_members_token_id_guildmember_id_4a31dfe6_uniq" ON "roster_token_members" ("token_id", "guildmember_id");
@@ -117,9 +170,6 @@ CREATE INDEX "agent_active" ON "roster_agentmessage" ("status", "id") WHERE "sta
 CREATE UNIQUE INDEX "one_message_of_an_agent_runs" ON "roster_agentmessage" ("agent_id") WHERE "status" = 'running';
 CREATE TABLE "roster_portallocation" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "port" integer unsigned NOT NULL CHECK ("port" >= 0), "allocated_at" datetime NOT NULL, "member_id" bigint NOT NULL UNIQUE REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "lease_id" char(32) NULL, CONSTRAINT "port_is_in_the_managed_range" CHECK (("port" >= 20000 AND "port" <= 30000)), CONSTRAINT "port_is_unique_in_its_runtime" UNIQUE ("lease_id", "port"));
 CREATE INDEX "roster_agent_node_id_33fbe61c" ON "roster_agent" ("node_id");
-CREATE TABLE "roster_guildmember" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(64) NOT NULL UNIQUE, "directory" varchar(1000) NOT NULL, "manifest" text NOT NULL CHECK ((JSON_VALID("manifest") OR "manifest" IS NULL)), "manifest_error" text NOT NULL, "manifest_warnings" text NOT NULL CHECK ((JSON_VALID("manifest_warnings") OR "manifest_warnings" IS NULL)), "display_name" varchar(200) NOT NULL, "version" varchar(100) NOT NULL, "description" text NOT NULL, "server_url" varchar(2048) NOT NULL, "removed_at" datetime NULL, "enabled" bool NOT NULL, "restart_requested_at" datetime NULL, "refresh_requested_at" datetime NULL, "status" varchar(20) NOT NULL, "status_changed_at" datetime NOT NULL, "last_error" text NOT NULL, "progress" varchar(200) NOT NULL, "warnings" text NOT NULL CHECK ((JSON_VALID("warnings") OR "warnings" IS NULL)), "pid" integer unsigned NULL CHECK ("pid" >= 0), "last_port" integer unsigned NULL CHECK ("last_port" >= 0), "exit_code" integer NULL, "started_at" datetime NULL, "protocol_version" varchar(20) NOT NULL, "server_info" text NOT NULL CHECK ((JSON_VALID("server_info") OR "server_info" IS NULL)), "capabilities" text NOT NULL CHECK ((JSON_VALID("capabilities") OR "capabilities" IS NULL)), "instructions" text NOT NULL, "restarts" integer unsigned NOT NULL CHECK ("restarts" >= 0), "restarts_total" integer unsigned NOT NULL CHECK ("restarts_total" >= 0), "next_restart_at" datetime NULL, "no_answer_since" datetime NULL, "desired_state" varchar(10) NOT NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED, "lease_id" char(32) NULL, "digest" varchar(64) DEFAULT '' NOT NULL, "epoch" bigint DEFAULT 0 NOT NULL, "requested_node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "member_status_is_known" CHECK ("status" IN ('disconnected', 'starting', 'connected', 'stopping', 'error')));
-CREATE INDEX "roster_guildmember_node_id_8ff88d60" ON "roster_guildmember" ("node_id");
-CREATE INDEX "roster_guildmember_requested_node_id_61f0e4f0" ON "roster_guildmember" ("requested_node_id");
 CREATE TABLE "roster_clientsession" ("digest" varchar(64) NOT NULL PRIMARY KEY, "ended_at" datetime NULL, "log_level" varchar(20) NOT NULL, "subscriptions" text DEFAULT '{}' NOT NULL CHECK ((JSON_VALID("subscriptions") OR "subscriptions" IS NULL)), "changed_at" datetime NOT NULL);
 CREATE INDEX "roster_clientsession_changed_at_c5f7a8f4" ON "roster_clientsession" ("changed_at");
 CREATE TABLE "roster_memberextras" ("member_id" bigint NOT NULL PRIMARY KEY REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "prompts" text NOT NULL CHECK ((JSON_VALID("prompts") OR "prompts" IS NULL)), "resources" text NOT NULL CHECK ((JSON_VALID("resources") OR "resources" IS NULL)), "resource_templates" text NOT NULL CHECK ((JSON_VALID("resource_templates") OR "resource_templates" IS NULL)), "digest" varchar(64) NOT NULL);
@@ -151,7 +201,7 @@ WHEN EXISTS (SELECT 1 FROM roster_auditentry WHERE id = NEW.id)
 BEGIN SELECT RAISE(ABORT, 'Entries of the audit log are only added. Nobody changes or deletes them.'); END;
 CREATE INDEX "roster_audi_kind_abcc3f_idx" ON "roster_auditentry" ("kind", "at");
 CREATE INDEX "roster_audi_at_f29411_idx" ON "roster_auditentry" ("at");
-CREATE TABLE "roster_call" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "timeout" real NOT NULL, "requester" varchar(400) NOT NULL, "idempotency_key" varchar(255) NULL, "secret_paths" text NOT NULL CHECK ((JSON_VALID("secret_paths") OR "secret_paths" IS NULL)), "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "progress" text NULL CHECK ((JSON_VALID("progress") OR "progress" IS NULL)), "result" text NULL CHECK ((JSON_VALID("result") OR "result" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "error_code" integer NULL, "error_data" text NULL CHECK ((JSON_VALID("error_data") OR "error_data" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "token_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "source" varchar(10) NOT NULL, "tool_version" varchar(64) DEFAULT '' NOT NULL, "tool_set" varchar(64) NULL);
+CREATE TABLE "roster_call" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "tool_name" varchar(255) NOT NULL, "arguments" text NOT NULL CHECK ((JSON_VALID("arguments") OR "arguments" IS NULL)), "timeout" real NOT NULL, "requester" varchar(400) NOT NULL, "idempotency_key" varchar(255) NULL, "secret_paths" text NOT NULL CHECK ((JSON_VALID("secret_paths") OR "secret_paths" IS NULL)), "status" varchar(20) NOT NULL, "queued_at" datetime NOT NULL, "started_at" datetime NULL, "finished_at" datetime NULL, "cancel_requested_at" datetime NULL, "lease_id" char(32) NULL, "progress" text NULL CHECK ((JSON_VALID("progress") OR "progress" IS NULL)), "result" text NULL CHECK ((JSON_VALID("result") OR "result" IS NULL)), "error_kind" varchar(20) NOT NULL, "error_message" text NOT NULL, "error_code" integer NULL, "error_data" text NULL CHECK ((JSON_VALID("error_data") OR "error_data" IS NULL)), "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "requested_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "token_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "source" varchar(10) NOT NULL, "tool_version" varchar(64) DEFAULT '' NOT NULL, "tool_set" varchar(64) NULL, "search_text" text NULL);
 CREATE UNIQUE INDEX "idempotency_key_is_unique_per_token" ON "roster_call" ("token_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NOT NULL);
 CREATE UNIQUE INDEX "idempotency_key_is_unique_without_token" ON "roster_call" ("requested_by_id", "idempotency_key") WHERE ("idempotency_key" IS NOT NULL AND "token_id" IS NULL);
 CREATE INDEX "roster_call_member_id_71453a63" ON "roster_call" ("member_id");
@@ -173,7 +223,6 @@ CREATE INDEX "roster_memberproposal_approved_by_id_51232a70" ON "roster_memberpr
 CREATE INDEX "roster_memberproposal_created_by_id_1b41278f" ON "roster_memberproposal" ("created_by_id");
 CREATE TABLE "roster_toolsetgroup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_set_id" bigint NOT NULL REFERENCES "roster_toolset" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "group_is_unique_in_its_tool_set" UNIQUE ("tool_set_id", "group_id"));
 CREATE TABLE "roster_toolset" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(64) NOT NULL UNIQUE, "title" varchar(100) NOT NULL, "description" varchar(2000) NOT NULL, "created_at" datetime NOT NULL, "changed_at" datetime NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED);
-CREATE INDEX "roster_token_tool_set_id_0a327a59" ON "roster_token" ("tool_set_id");
 CREATE INDEX "roster_toolsetgroup_group_id_806df90f" ON "roster_toolsetgroup" ("group_id");
 CREATE INDEX "roster_toolsetgroup_tool_set_id_16914aa2" ON "roster_toolsetgroup" ("tool_set_id");
 CREATE INDEX "roster_toolset_created_by_id_94302014" ON "roster_toolset" ("created_by_id");
@@ -182,58 +231,147 @@ CREATE INDEX "roster_toolsetentry_member_id_54b1e95a" ON "roster_toolsetentry" (
 CREATE INDEX "roster_toolsetentry_tool_set_id_6756102e" ON "roster_toolsetentry" ("tool_set_id");
 CREATE TABLE "roster_trashedmember" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(64) NOT NULL, "directory" varchar(1000) NOT NULL, "removed_at" datetime NOT NULL, "is_replaced" bool NOT NULL, "restore_requested_at" datetime NULL, "nodes" text NOT NULL CHECK ((JSON_VALID("nodes") OR "nodes" IS NULL)), "moved_at" text NOT NULL CHECK ((JSON_VALID("moved_at") OR "moved_at" IS NULL)), "removed_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE INDEX "roster_trashedmember_removed_by_id_ee16373a" ON "roster_trashedmember" ("removed_by_id");
+CREATE TABLE "roster_manifestedit" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "changes" text NOT NULL CHECK ((JSON_VALID("changes") OR "changes" IS NULL)), "fault" text NOT NULL, "notes" text NOT NULL CHECK ((JSON_VALID("notes") OR "notes" IS NULL)), "secrets" text NOT NULL CHECK ((JSON_VALID("secrets") OR "secrets" IS NULL)), "needs_restart" bool NOT NULL, "identity_before" varchar(64) NOT NULL, "identity_after" varchar(64) NOT NULL, "created_at" datetime NOT NULL, "approved_at" datetime NULL, "keeps_secrets" bool NOT NULL, "allowed_at" datetime NULL, "nodes" text NOT NULL CHECK ((JSON_VALID("nodes") OR "nodes" IS NULL)), "approved_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "undoes_id" bigint NULL REFERENCES "roster_manifestedit" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "roster_manifestedit_approved_by_id_d575390d" ON "roster_manifestedit" ("approved_by_id");
+CREATE INDEX "roster_manifestedit_created_by_id_468cdd26" ON "roster_manifestedit" ("created_by_id");
+CREATE INDEX "roster_manifestedit_member_id_ffcf7de6" ON "roster_manifestedit" ("member_id");
+CREATE INDEX "roster_manifestedit_undoes_id_6c33d90f" ON "roster_manifestedit" ("undoes_id");
+CREATE TABLE "roster_packagelock" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "specification" text NOT NULL, "key" varchar(64) NOT NULL, "text" text NOT NULL, "digest" varchar(64) NOT NULL, "version" varchar(100) NOT NULL, "count" integer unsigned NOT NULL CHECK ("count" >= 0), "scripts" text NOT NULL CHECK ((JSON_VALID("scripts") OR "scripts" IS NULL)), "made_at" datetime NOT NULL, "node" varchar(200) NOT NULL, "used_at" datetime NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_lock_for_a_specification" UNIQUE ("member_id", "key"));
+CREATE INDEX "roster_packagelock_member_id_24e7cbbc" ON "roster_packagelock" ("member_id");
+CREATE TABLE "roster_versionlookup" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "package" varchar(300) NOT NULL, "asked_at" datetime NOT NULL, "answered_at" datetime NULL, "version" varchar(100) NOT NULL, "fault" text NOT NULL, "member_id" bigint NOT NULL UNIQUE REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_bundle" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "digest" varchar(64) NOT NULL, "size" bigint NOT NULL, "unpacked_size" bigint NOT NULL, "file_count" integer NOT NULL, "files" text NOT NULL CHECK ((JSON_VALID("files") OR "files" IS NULL)), "author" varchar(200) NOT NULL, "homepage" varchar(500) NOT NULL, "created_at" datetime NOT NULL, "created_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "proposal_id" bigint NULL UNIQUE REFERENCES "roster_memberproposal" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_bundlepart" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "number" integer NOT NULL, "content" BLOB NOT NULL, "bundle_id" bigint NOT NULL REFERENCES "roster_bundle" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_part_of_a_bundle_for_a_number" UNIQUE ("bundle_id", "number"));
+CREATE INDEX "roster_bundle_created_by_id_ff8fca90" ON "roster_bundle" ("created_by_id");
+CREATE INDEX "roster_bundlepart_bundle_id_04409b0c" ON "roster_bundlepart" ("bundle_id");
+CREATE TABLE "roster_pinnedtool" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "pinned_at" datetime NOT NULL, "tool_id" bigint NOT NULL REFERENCES "roster_tool" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "tool_is_pinned_once_by_a_user" UNIQUE ("user_id", "tool_id"));
+CREATE INDEX "roster_pinnedtool_tool_id_4decc35d" ON "roster_pinnedtool" ("tool_id");
+CREATE INDEX "roster_pinnedtool_user_id_edd19b1c" ON "roster_pinnedtool" ("user_id");
+CREATE TABLE "roster_disabledextra" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "kind" varchar(20) NOT NULL, "name" text NOT NULL, "key" varchar(255) NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "extra_is_disabled_once_in_its_member" UNIQUE ("member_id", "kind", "key"));
+CREATE INDEX "roster_disabledextra_member_id_2124021b" ON "roster_disabledextra" ("member_id");
+CREATE TABLE "roster_savedfilter" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(60) NOT NULL, "query" varchar(2000) NOT NULL, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "saved_filter_name_is_unique_for_user" UNIQUE ("user_id", "name"));
+CREATE INDEX "roster_savedfilter_user_id_875610b2" ON "roster_savedfilter" ("user_id");
+CREATE TABLE "roster_statuschange" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "old" varchar(20) NOT NULL, "new" varchar(20) NOT NULL, "cause" varchar(40) NOT NULL, "message" text NOT NULL, "exit_code" integer NULL, "log_tail" text NOT NULL, "created_at" datetime NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "repeated_at" datetime NULL, "repeats" integer unsigned DEFAULT 0 NOT NULL CHECK ("repeats" >= 0));
+CREATE INDEX "roster_statuschange_member_id_4b9ae6ee" ON "roster_statuschange" ("member_id");
+CREATE INDEX "status_change_by_member" ON "roster_statuschange" ("member_id", "id" DESC);
+CREATE TABLE "roster_clientregistration" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "address" varchar(100) NOT NULL, "at" datetime DEFAULT (STRFTIME('%Y-%m-%d %H:%M:%f', 'NOW')) NOT NULL);
+CREATE TABLE "roster_token" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL, "digest" varchar(64) NOT NULL UNIQUE, "hint" varchar(12) NOT NULL, "created_at" datetime NOT NULL, "expires_at" datetime NULL, "revoked_at" datetime NULL, "last_used_at" datetime NULL, "scope" varchar(10) NOT NULL, "calls_per_minute" integer unsigned NULL CHECK ("calls_per_minute" >= 0), "max_in_flight" integer unsigned NULL CHECK ("max_in_flight" >= 0), "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "tool_set_id" bigint NULL REFERENCES "roster_toolset" ("id") DEFERRABLE INITIALLY DEFERRED, "pinned_tools" text DEFAULT '[]' NOT NULL CHECK ((JSON_VALID("pinned_tools") OR "pinned_tools" IS NULL)), "search_mode" bool DEFAULT 0 NOT NULL, "resource" varchar(210) DEFAULT '' NOT NULL, "made_with_id" bigint NULL REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "token_scope_is_known" CHECK ("scope" IN ('all', 'members', 'tools')));
+CREATE INDEX "roster_clientregistration_at_7b76ff2d" ON "roster_clientregistration" ("at");
+CREATE INDEX "roster_token_user_id_d68cc499" ON "roster_token" ("user_id");
+CREATE INDEX "roster_token_tool_set_id_0a327a59" ON "roster_token" ("tool_set_id");
+CREATE INDEX "roster_token_made_with_id_4fae02b8" ON "roster_token" ("made_with_id");
+CREATE TABLE "roster_accesstoken" ("digest" varchar(64) NOT NULL PRIMARY KEY, "expires_at" datetime NOT NULL, "grant_id" bigint NOT NULL REFERENCES "roster_grant" ("token_id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "roster_accesstoken_grant_id_e709ac1a" ON "roster_accesstoken" ("grant_id");
+CREATE TABLE "roster_guildmember" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "name" varchar(64) NOT NULL UNIQUE, "directory" varchar(1000) NOT NULL, "manifest" text NOT NULL CHECK ((JSON_VALID("manifest") OR "manifest" IS NULL)), "manifest_error" text NOT NULL, "manifest_warnings" text NOT NULL CHECK ((JSON_VALID("manifest_warnings") OR "manifest_warnings" IS NULL)), "display_name" varchar(200) NOT NULL, "version" varchar(100) NOT NULL, "description" text NOT NULL, "server_url" varchar(2048) NOT NULL, "removed_at" datetime NULL, "enabled" bool NOT NULL, "restart_requested_at" datetime NULL, "refresh_requested_at" datetime NULL, "status" varchar(20) NOT NULL, "status_changed_at" datetime NOT NULL, "last_error" text NOT NULL, "progress" varchar(200) NOT NULL, "warnings" text NOT NULL CHECK ((JSON_VALID("warnings") OR "warnings" IS NULL)), "pid" integer unsigned NULL CHECK ("pid" >= 0), "last_port" integer unsigned NULL CHECK ("last_port" >= 0), "exit_code" integer NULL, "started_at" datetime NULL, "protocol_version" varchar(20) NOT NULL, "server_info" text NOT NULL CHECK ((JSON_VALID("server_info") OR "server_info" IS NULL)), "capabilities" text NOT NULL CHECK ((JSON_VALID("capabilities") OR "capabilities" IS NULL)), "instructions" text NOT NULL, "restarts" integer unsigned NOT NULL CHECK ("restarts" >= 0), "restarts_total" integer unsigned NOT NULL CHECK ("restarts_total" >= 0), "next_restart_at" datetime NULL, "no_answer_since" datetime NULL, "desired_state" varchar(10) NOT NULL, "node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED, "lease_id" char(32) NULL, "digest" varchar(64) DEFAULT '' NOT NULL, "epoch" bigint DEFAULT 0 NOT NULL, "requested_node_id" bigint NULL REFERENCES "roster_node" ("id") DEFERRABLE INITIALLY DEFERRED, "manifest_error_key" text DEFAULT '' NOT NULL, "needs_sign_in" bool DEFAULT 0 NOT NULL, CONSTRAINT "member_status_is_known" CHECK ("status" IN ('disconnected', 'starting', 'connected', 'stopping', 'error')));
+CREATE INDEX "roster_guildmember_node_id_8ff88d60" ON "roster_guildmember" ("node_id");
+CREATE INDEX "roster_guildmember_requested_node_id_61f0e4f0" ON "roster_guildmember" ("requested_node_id");
+CREATE TABLE "roster_membersignin" ("member_id" bigint NOT NULL PRIMARY KEY REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "url" varchar(2048) NOT NULL, "version" bigint DEFAULT 0 NOT NULL, "resource_metadata" text NOT NULL, "challenge_scopes" text NOT NULL CHECK ((JSON_VALID("challenge_scopes") OR "challenge_scopes" IS NULL)), "wanted_scopes" text NOT NULL CHECK ((JSON_VALID("wanted_scopes") OR "wanted_scopes" IS NULL)), "step_ups" integer unsigned NOT NULL CHECK ("step_ups" >= 0), "issuer" varchar(2048) NOT NULL, "server" text NOT NULL CHECK ((JSON_VALID("server") OR "server" IS NULL)), "client_id" varchar(2048) NOT NULL, "client_method" varchar(40) NOT NULL, "client_source" varchar(20) NOT NULL, "redirect" varchar(2048) NOT NULL, "encrypted" text NOT NULL, "has_tokens" bool NOT NULL, "scopes" text NOT NULL CHECK ((JSON_VALID("scopes") OR "scopes" IS NULL)), "expires_at" datetime NULL, "signed_in_at" datetime NULL, "refresh_lease" char(32) NULL, "refresh_until" datetime NULL, "refresh_failures" integer unsigned NOT NULL CHECK ("refresh_failures" >= 0), "next_refresh_at" datetime NULL, "signed_in_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_membersigninattempt" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "state_digest" varchar(64) NOT NULL UNIQUE, "session_digest" varchar(64) NOT NULL, "url" varchar(2048) NOT NULL, "encrypted" text NOT NULL, "created_at" datetime NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE INDEX "roster_membersignin_signed_in_by_id_a7646f85" ON "roster_membersignin" ("signed_in_by_id");
+CREATE INDEX "roster_membersigninattempt_member_id_1d5fa341" ON "roster_membersigninattempt" ("member_id");
+CREATE INDEX "roster_membersigninattempt_user_id_f272d03d" ON "roster_membersigninattempt" ("user_id");
+CREATE TABLE "roster_grant" ("token_id" bigint NOT NULL PRIMARY KEY REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "client_id" varchar(255) NOT NULL, "redirect_uri" varchar(500) NOT NULL, "code_digest" varchar(64) NULL UNIQUE, "redeemed_at" datetime NULL, "family" char(32) NULL UNIQUE, "ends_at" datetime NOT NULL, "issuer" varchar(500) DEFAULT '' NOT NULL, "outside_key" varchar(64) NULL UNIQUE);
+CREATE INDEX "roster_grant_client_id_a506d4d7" ON "roster_grant" ("client_id");
+CREATE TABLE "roster_usersigninattempt" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "state_digest" varchar(64) NOT NULL UNIQUE, "session_digest" varchar(64) NOT NULL, "url" varchar(2048) NOT NULL, "encrypted" text NOT NULL, "created_at" datetime NOT NULL, "for_lists" bool NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED);
+CREATE TABLE "roster_usersignin" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "url" varchar(2048) NOT NULL, "version" bigint DEFAULT 0 NOT NULL, "resource_metadata" text NOT NULL, "challenge_scopes" text NOT NULL CHECK ((JSON_VALID("challenge_scopes") OR "challenge_scopes" IS NULL)), "wanted_scopes" text NOT NULL CHECK ((JSON_VALID("wanted_scopes") OR "wanted_scopes" IS NULL)), "step_ups" integer unsigned NOT NULL CHECK ("step_ups" >= 0), "issuer" varchar(2048) NOT NULL, "server" text NOT NULL CHECK ((JSON_VALID("server") OR "server" IS NULL)), "client_id" varchar(2048) NOT NULL, "client_method" varchar(40) NOT NULL, "client_source" varchar(20) NOT NULL, "redirect" varchar(2048) NOT NULL, "encrypted" text NOT NULL, "has_tokens" bool NOT NULL, "scopes" text NOT NULL CHECK ((JSON_VALID("scopes") OR "scopes" IS NULL)), "expires_at" datetime NULL, "signed_in_at" datetime NULL, "refresh_lease" char(32) NULL, "refresh_until" datetime NULL, "refresh_failures" integer unsigned NOT NULL CHECK ("refresh_failures" >= 0), "next_refresh_at" datetime NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "signed_in_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_sign_in_of_a_user" UNIQUE ("member_id", "user_id"));
+CREATE INDEX "roster_usersigninattempt_member_id_c9ec1553" ON "roster_usersigninattempt" ("member_id");
+CREATE INDEX "roster_usersigninattempt_user_id_3025a295" ON "roster_usersigninattempt" ("user_id");
+CREATE UNIQUE INDEX "one_sign_in_for_lists" ON "roster_usersignin" ("member_id") WHERE "user_id" IS NULL;
+CREATE INDEX "roster_usersignin_member_id_6bbf65e4" ON "roster_usersignin" ("member_id");
+CREATE INDEX "roster_usersignin_signed_in_by_id_6d8dd1c2" ON "roster_usersignin" ("signed_in_by_id");
+CREATE INDEX "roster_usersignin_user_id_cfc5efb5" ON "roster_usersignin" ("user_id");
+CREATE TABLE "roster_identity" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "issuer" varchar(500) NOT NULL, "subject" varchar(255) NOT NULL, "created_at" datetime NOT NULL, "last_login_at" datetime NOT NULL, "granted_groups" text DEFAULT '[]' NOT NULL CHECK ((JSON_VALID("granted_groups") OR "granted_groups" IS NULL)), "user_id" integer NOT NULL UNIQUE REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "id_token" text DEFAULT '' NOT NULL, "id_token_ends_at" datetime NULL, CONSTRAINT "one_user_per_issuer_and_subject" UNIQUE ("issuer", "subject"));
 CREATE TABLE "django_session" ("session_key" varchar(40) NOT NULL PRIMARY KEY, "session_data" text NOT NULL, "expire_date" datetime NOT NULL);
 CREATE INDEX "django_session_expire_date_a5c62663" ON "django_session" ("expire_date");
-INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0001_initial', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0002_logentry_remove_auto_add', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('admin', '0003_logentry_add_action_flag_choices', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0001_initial', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0002_alter_permission_name_max_length', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0003_alter_user_email_max_length', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0004_alter_user_username_opts', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0005_alter_user_last_login_null', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0006_require_contenttypes_0002', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0007_alter_validators_add_error_messages', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0008_alter_user_username_max_length', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0009_alter_user_last_name_max_length', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0010_alter_group_name_max_length', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0011_update_proxy_permissions', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('auth', '0012_alter_user_first_name_max_length', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('contenttypes', '0001_initial', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('contenttypes', '0002_remove_content_type_name', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0001_initial', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0002_what_belongs_to_a_token', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0003_who_made_old_sessions', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0004_which_process_holds_the_lease', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0005_no_answer_since', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0006_source_of_a_call', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0007_rollups', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0008_desired_state', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0009_remote_servers', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0010_presets', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0011_token_words', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0012_calls', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0013_tokens', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0014_agents', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0015_help_texts', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0016_nodes', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0017_owners', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0018_several_nodes', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0019_key_fingerprint', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0020_node_url', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0021_client_sessions', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0022_member_extras', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0023_token_buckets', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0024_agents_of_nodes', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0025_required_migration', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0026_token_shares', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0027_roles', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0028_invitations', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0029_secrets', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0030_audit_log', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0031_sandbox_gaps', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0032_contracts', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0033_member_proposals', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0034_tool_sets', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('roster', '0035_trash', datetime('now'));
-INSERT INTO django_migrations (app, name, applied) VALUES ('sessions', '0001_initial', datetime('now'));
+INSERT INTO django_migrations (app, name, applied) VALUES
+('admin', '0001_initial', datetime('now')),
+('admin', '0002_logentry_remove_auto_add', datetime('now')),
+('admin', '0003_logentry_add_action_flag_choices', datetime('now')),
+('auth', '0001_initial', datetime('now')),
+('auth', '0002_alter_permission_name_max_length', datetime('now')),
+('auth', '0003_alter_user_email_max_length', datetime('now')),
+('auth', '0004_alter_user_username_opts', datetime('now')),
+('auth', '0005_alter_user_last_login_null', datetime('now')),
+('auth', '0006_require_contenttypes_0002', datetime('now')),
+('auth', '0007_alter_validators_add_error_messages', datetime('now')),
+('auth', '0008_alter_user_username_max_length', datetime('now')),
+('auth', '0009_alter_user_last_name_max_length', datetime('now')),
+('auth', '0010_alter_group_name_max_length', datetime('now')),
+('auth', '0011_update_proxy_permissions', datetime('now')),
+('auth', '0012_alter_user_first_name_max_length', datetime('now')),
+('contenttypes', '0001_initial', datetime('now')),
+('contenttypes', '0002_remove_content_type_name', datetime('now')),
+('oauth2_provider', '0001_initial', datetime('now')),
+('oauth2_provider', '0002_auto_20190406_1805', datetime('now')),
+('oauth2_provider', '0003_auto_20201211_1314', datetime('now')),
+('oauth2_provider', '0004_auto_20200902_2022', datetime('now')),
+('oauth2_provider', '0005_auto_20211222_2352', datetime('now')),
+('oauth2_provider', '0006_alter_application_client_secret', datetime('now')),
+('oauth2_provider', '0007_application_post_logout_redirect_uris', datetime('now')),
+('oauth2_provider', '0008_alter_accesstoken_token', datetime('now')),
+('oauth2_provider', '0009_add_hash_client_secret', datetime('now')),
+('oauth2_provider', '0010_application_allowed_origins', datetime('now')),
+('oauth2_provider', '0011_refreshtoken_token_family', datetime('now')),
+('oauth2_provider', '0012_add_token_checksum', datetime('now')),
+('oauth2_provider', '0013_alter_application_authorization_grant_type_device', datetime('now')),
+('oauth2_provider', '0014_alter_help_text', datetime('now')),
+('oauth2_provider', '0015_refreshtoken_token_checksum', datetime('now')),
+('oauth2_provider', '0016_alter_devicegrant_scope', datetime('now')),
+('oauth2_provider', '0017_application_dcr_created', datetime('now')),
+('oauth2_provider', '0018_resource_indicators', datetime('now')),
+('oauth2_provider', '0019_application_registration_source', datetime('now')),
+('oauth2_provider', '0020_cimd_application_fields', datetime('now')),
+('oauth2_provider', '0021_translatable_field_labels', datetime('now')),
+('oauth2_provider', '0022_refreshtoken_token_family_index', datetime('now')),
+('roster', '0001_initial', datetime('now')),
+('roster', '0002_what_belongs_to_a_token', datetime('now')),
+('roster', '0003_who_made_old_sessions', datetime('now')),
+('roster', '0004_which_process_holds_the_lease', datetime('now')),
+('roster', '0005_no_answer_since', datetime('now')),
+('roster', '0006_source_of_a_call', datetime('now')),
+('roster', '0007_rollups', datetime('now')),
+('roster', '0008_desired_state', datetime('now')),
+('roster', '0009_remote_servers', datetime('now')),
+('roster', '0010_presets', datetime('now')),
+('roster', '0011_token_words', datetime('now')),
+('roster', '0012_calls', datetime('now')),
+('roster', '0013_tokens', datetime('now')),
+('roster', '0014_agents', datetime('now')),
+('roster', '0015_help_texts', datetime('now')),
+('roster', '0016_nodes', datetime('now')),
+('roster', '0017_owners', datetime('now')),
+('roster', '0018_several_nodes', datetime('now')),
+('roster', '0019_key_fingerprint', datetime('now')),
+('roster', '0020_node_url', datetime('now')),
+('roster', '0021_client_sessions', datetime('now')),
+('roster', '0022_member_extras', datetime('now')),
+('roster', '0023_token_buckets', datetime('now')),
+('roster', '0024_agents_of_nodes', datetime('now')),
+('roster', '0025_required_migration', datetime('now')),
+('roster', '0026_token_shares', datetime('now')),
+('roster', '0027_roles', datetime('now')),
+('roster', '0028_invitations', datetime('now')),
+('roster', '0029_secrets', datetime('now')),
+('roster', '0030_audit_log', datetime('now')),
+('roster', '0031_sandbox_gaps', datetime('now')),
+('roster', '0032_contracts', datetime('now')),
+('roster', '0033_member_proposals', datetime('now')),
+('roster', '0034_tool_sets', datetime('now')),
+('roster', '0035_trash', datetime('now')),
+('roster', '0036_edits', datetime('now')),
+('roster', '0037_package_locks', datetime('now')),
+('roster', '0038_version_look_ups', datetime('now')),
+('roster', '0039_bundles', datetime('now')),
+('roster', '0040_pinned_tools', datetime('now')),
+('roster', '0041_manifest_error_key', datetime('now')),
+('roster', '0042_disabled_extras', datetime('now')),
+('roster', '0043_token_search_mode', datetime('now')),
+('roster', '0044_search_text', datetime('now')),
+('roster', '0045_saved_filters', datetime('now')),
+('roster', '0046_repeated_failures', datetime('now')),
+('roster', '0047_grants', datetime('now')),
+('roster', '0048_identities', datetime('now')),
+('roster', '0049_member_sign_ins', datetime('now')),
+('roster', '0050_outside_issuer', datetime('now')),
+('roster', '0051_user_sign_ins', datetime('now')),
+('roster', '0052_id_tokens_for_members', datetime('now')),
+('sessions', '0001_initial', datetime('now'));

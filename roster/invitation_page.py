@@ -23,6 +23,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
 from roster import invitations
+from roster.login_backends import local_backend
 
 TEMPLATE = "roster/invitation.html"
 
@@ -58,7 +59,7 @@ def invitation(request: HttpRequest, link_secret: str) -> HttpResponse:
             except IntegrityError:  # a user of this name was made a moment ago
                 form.add_error("username", "A user with that username already exists.")
             else:
-                login(request, user)
+                login(request, user, backend=local_backend())
                 return redirect("admin:index")
     except invitations.GoneError:
         return _page(request, "This link cannot be used", status=410)

@@ -2,7 +2,7 @@
 
 An invitation is never wider than the rights of its inviter, also when it is used: the inviter must still be active, may
 still create users, and has every permission of the role. The operator, who has all rights, is no user, so an
-invitation of `manage.py invite` has no inviter.
+invitation of `guildhall invite` has no inviter.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from django.db.models.functions import Now
 
 from roster import audit, roles
 from roster.addresses import web_address
+from roster.login_backends import allows_passwords
 from roster.models import AuditEntry, Invitation, Role
 from roster.models.audit import acting, current_actor
 
@@ -22,6 +23,8 @@ TOO_MANY = (
     f"You have {Invitation.MAX_OPEN} open invitations, which is the limit. Revoke some, or wait until they are used or "
     "expire."
 )
+
+NO_PASSWORDS = "People log in to this hall with single sign-on only, so nobody can make an account with an invitation."
 
 
 class InvitationError(Exception):
@@ -39,6 +42,8 @@ def open_invitations() -> QuerySet[Invitation]:
 
 def invite(role: Role, *, inviter: User | None, note: str = "") -> tuple[Invitation, str]:
     """Make an invitation. Returns it with its link, whose secret is stored nowhere. Raises InvitationError."""
+    if not allows_passwords():
+        raise InvitationError(NO_PASSWORDS)
     secret = Invitation.new_secret()
     with transaction.atomic():
         if inviter is not None:
@@ -61,6 +66,8 @@ def invite(role: Role, *, inviter: User | None, note: str = "") -> tuple[Invitat
 
 def find(secret: str) -> Invitation:
     """The open invitation with this secret. Changes nothing. Raises GoneError."""
+    if not allows_passwords():
+        raise GoneError
     invitation = _with_secret(open_invitations(), secret)
     if invitation is None or not _is_covered(invitation):
         raise GoneError

@@ -14,15 +14,18 @@ from django.utils.functional import SimpleLazyObject
 
 from mcp_runtime.rows.database import damage
 from mcp_runtime.security.origins import Origins, host_fault
-from roster import audit
+from roster import audit, error_pages
 from roster.database import AWAY, DAMAGED
 from roster.models.audit import acting
 
 logger = logging.getLogger("guildhall.web")
 
+# Sign-in of clients that run in a browser (roster/sign_in/answers.py). These addresses read no cookie.
+PUBLIC = ("/.well-known/oauth-authorization-server", "/oauth/token", "/oauth/register", "/oauth/revoke")
+
 
 class ContentSecurityPolicyMiddleware:
-    """Add settings.SECURE_CSP to each response. It says what browsers may load and run.
+    """Add settings.SECURE_CSP to each response that has no policy. It says what browsers may load and run.
 
     Texts of members are escaped. If that ever failed, their scripts still would not run.
     """
@@ -33,7 +36,7 @@ class ContentSecurityPolicyMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)
-        response.headers["Content-Security-Policy"] = self.policy
+        response.headers.setdefault("Content-Security-Policy", self.policy)
         return response
 
 
@@ -57,10 +60,10 @@ class DatabaseTroubleMiddleware:
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         if sentence := damage(error):
             logger.error("%s", sentence)
-            return HttpResponse(f"{DAMAGED}\n", status=503, content_type="text/plain")
+            return error_pages.unavailable(request, DAMAGED)
         if isinstance(error, OperationalError | InterfaceError):
             logger.error("the database did not answer: %s", error)
-            return HttpResponse(f"{AWAY}\n", status=503, content_type="text/plain")
+            return error_pages.unavailable(request, AWAY)
         return None
 
 
@@ -105,6 +108,8 @@ class OriginMiddleware:
             host = request.get_host()
         except DisallowedHost:
             return _forbidden(host_fault(request.META.get("HTTP_HOST", "")))
+        if request.path.startswith(PUBLIC):
+            return self.get_response(request)
         headers = request.headers
         site = None if headers.get("Sec-Fetch-Mode") == "navigate" else headers.get("Sec-Fetch-Site")
         origins = Origins(settings.ALLOWED_HOSTS, settings.CSRF_TRUSTED_ORIGINS)

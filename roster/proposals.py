@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from mcp_runtime.control.proposals import missing_secrets
-from roster.models import MemberProposal
+from roster.models import Bundle, MemberProposal
 
 
 def described(row: MemberProposal) -> dict[str, Any]:
@@ -24,8 +24,18 @@ def described(row: MemberProposal) -> dict[str, Any]:
         "url": manifest.get("url", ""),
         "headers": manifest.get("headers", {}),
         "sandbox": manifest.get("sandbox", "off") if argv else "none, because nothing is started here",
+        "packages": manifest.get("packages", ""),
         "missing_secrets": missing_secrets(row),
         "inputs": row.inputs,
         "notes": row.notes,
         "manifest": manifest,
+        "bundle": _bundle(getattr(row, "bundle", None)),
     }
+
+
+def _bundle(bundle: Bundle | None) -> dict[str, Any] | None:
+    """None for a member without a bundle."""
+    if bundle is None:
+        return None
+    keys = ("size", "unpacked_size", "file_count", "files", "author", "homepage")
+    return {"sha256": bundle.digest, **{key: getattr(bundle, key) for key in keys}}

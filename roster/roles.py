@@ -16,14 +16,14 @@ from typing import Any
 
 from django.apps import apps as installed_apps
 from django.contrib.auth.management import create_permissions
-from django.contrib.auth.models import AnonymousUser, Group, User
+from django.contrib.auth.models import AnonymousUser, Group, Permission, User
 from django.db import router, transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.signals import post_migrate
 from django.dispatch import receiver
 
 from roster import audit
-from roster.models import GuildMember, Role
+from roster.models import GuildMember, Role, ToolSet
 
 # Each role has all permissions of those before it.
 NAMES = ("viewer", "caller", "operator", "admin")
@@ -39,31 +39,35 @@ class Right:
 
 RIGHTS = (
     Right("see members, their logs, their errors and the statistics of all calls", "roster.view_guildmember", "viewer"),
-    Right("see tools and their schemas", "roster.view_tool", "viewer"),
+    Right("see tools and their schemas, prompts and resources", "roster.view_tool", "viewer"),
     Right("see the list of status changes", "roster.view_statuschange", "viewer"),
-    Right("call tools, use agents, see and cancel own calls", "roster.invoke_tool", "caller"),
+    Right("call tools, use prompts, resources and agents, see and cancel own calls", "roster.invoke_tool", "caller"),
     Right("create tokens", "roster.add_token", "caller"),
     Right("see own tokens in the admin", "roster.view_token", "caller"),
     Right("revoke and delete own tokens in the admin", "roster.delete_token", "caller"),
-    Right("start, stop and move members, enable and disable tools, drain nodes", "roster.control_member", "operator"),
-    Right("approve changed tools, which are held", "roster.approve_contract", "operator"),
+    Right(
+        "start, stop and move members, enable and disable tools, prompts and resources, drain nodes",
+        "roster.control_member",
+        "operator",
+    ),
+    Right("approve changes that are held", "roster.approve_contract", "operator"),
     Right("see tool sets in the admin", "roster.view_toolset", "viewer"),
     Right("create tool sets", "roster.add_toolset", "operator"),
     Right("change tool sets", "roster.change_toolset", "operator"),
     Right("delete tool sets", "roster.delete_toolset", "operator"),
-    Right("see the calls of all users, and with the permission above cancel them", "roster.view_call", "operator"),
+    Right("see the calls of all users, and with `roster.control_member` cancel them", "roster.view_call", "operator"),
     Right("see the agents of all users", "roster.view_agent", "operator"),
     Right("see nodes", "roster.view_node", "operator"),
     Right("see ports", "roster.view_portallocation", "operator"),
     Right("reserve members for groups", "roster.change_guildmember", "admin"),
-    Right("propose members, and approve what they run", "roster.approve_member", "admin"),
+    Right("propose members and edits of manifests, and approve what members run", "roster.approve_member", "admin"),
     Right("see the names of secrets, and which members may use them", "roster.view_secret", "admin"),
     Right("create secrets", "roster.add_secret", "admin"),
     Right("set secrets, and choose the members that may use them", "roster.change_secret", "admin"),
     Right("delete secrets", "roster.delete_secret", "admin"),
     Right("see users", "auth.view_user", "admin"),
     Right("create users", "auth.add_user", "admin"),
-    Right("change users, and give them roles and passwords", "auth.change_user", "admin"),
+    Right("change users, and give them roles, groups and passwords", "auth.change_user", "admin"),
     Right("see groups", "auth.view_group", "admin"),
     Right("create groups", "auth.add_group", "admin"),
     Right("rename groups", "auth.change_group", "admin"),
@@ -76,6 +80,11 @@ def permissions_of_role(name: str) -> frozenset[str]:
     """The permissions that the table gives to this role, such as `roster.invoke_tool`."""
     names = NAMES[: NAMES.index(name) + 1]
     return frozenset(right.permission for right in RIGHTS if right.first_role in names)
+
+
+def permissions_with_a_meaning() -> QuerySet[Permission]:
+    """Those that somebody can give. The OAuth library has its own, for screens that the hall does not have."""
+    return Permission.objects.exclude(content_type__app_label="oauth2_provider")
 
 
 def as_markdown() -> str:
@@ -155,24 +164,61 @@ def roles_to_give(editor: User) -> list[Role]:
     return [role for role in roles if _has_all(editor, _permissions_of_group(role.group))]
 
 
-def may_edit_group(editor: User, group: Group) -> bool:
-    """Whether the editor has all permissions of the group, and no member that it opens is hidden from the editor."""
-    if editor.is_superuser:
-        return True
-    members = GuildMember.objects.filter(groups=group)
-    return _has_all(editor, _permissions_of_group(group)) and _sees_all(editor, members)
+def editable_groups(editor: User) -> QuerySet[Group]:
+    """The groups that the editor may change, fill and delete. None of them is a role.
+
+    The editor has all permissions of such a group. All members and tool sets that are reserved for it exist for the
+    editor.
+    """
+    groups = Group.objects.filter(role=None)
+    return groups if editor.is_superuser else groups.exclude(pk__in=_groups_beyond(editor))
 
 
-def may_edit_user(editor: User, user: User) -> bool:
-    """Whether the editor has all rights of the user, and so may set the password or deactivate the user.
+def editable_users(editor: User) -> QuerySet[User]:
+    """The users whose rights the editor all has, and whose password and groups the editor so may set.
 
     The rights of an inactive user are those that they would have if they were active, because the editor could
     activate them.
     """
-    if editor.is_superuser or user.is_superuser:
-        return editor.is_superuser
-    permissions = User(pk=user.pk, is_active=True).get_all_permissions()
-    return _has_all(editor, permissions) and _sees_all(editor, GuildMember.objects.filter(groups__user=user))
+    if editor.is_superuser:
+        return User.objects.all()
+    users = User.objects.exclude(is_superuser=True).exclude(user_permissions__in=_missing_permissions(editor))
+    return users.exclude(groups__in=_groups_beyond(editor))
+
+
+def may_edit_group(editor: User, group: Group) -> bool:
+    return editable_groups(editor).filter(pk=group.pk).exists()
+
+
+def may_edit_user(editor: User, user: User) -> bool:
+    return editable_users(editor).filter(pk=user.pk).exists()
+
+
+def fill_group(group: Group, chosen: Iterable[User], editor: User) -> None:
+    """Make the chosen users those of the group. Users whom the editor may not change stay in it or out of it."""
+    editable = set(editable_users(editor))
+    before, after = editable & set(group.user_set.all()), editable & set(chosen)
+    group.user_set.remove(*(before - after))
+    group.user_set.add(*(after - before))
+
+
+def _groups_beyond(editor: User) -> QuerySet[Group]:
+    """The groups, roles among them, that give more than the editor has."""
+    hidden_members = GuildMember.objects.exclude(groups=None).exclude(groups__user=editor)
+    hidden_sets = ToolSet.objects.exclude(groups=None).exclude(groups__user=editor)
+    beyond = (
+        Q(permissions__in=_missing_permissions(editor))
+        | Q(guild_members__in=hidden_members)
+        | Q(tool_sets__in=hidden_sets)
+    )
+    return Group.objects.filter(beyond).order_by()
+
+
+def _missing_permissions(editor: User) -> list[int]:
+    """The keys of the permissions that the editor does not have."""
+    rows = Permission.objects.values_list("pk", "content_type__app_label", "codename")
+    has = editor.get_all_permissions()
+    return [pk for pk, app, codename in rows if f"{app}.{codename}" not in has]
 
 
 def _permissions_of_group(group: Group) -> list[str]:
@@ -181,8 +227,3 @@ def _permissions_of_group(group: Group) -> list[str]:
 
 def _has_all(editor: User, permissions: Iterable[str]) -> bool:
     return set(permissions) <= editor.get_all_permissions()
-
-
-def _sees_all(editor: User, reserved_members: QuerySet[GuildMember]) -> bool:
-    """Whether the editor is in a group of each of these members."""
-    return not reserved_members.exclude(groups__user=editor).exists()

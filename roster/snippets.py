@@ -74,7 +74,7 @@ def command_line(member_name: str, tool_name: str, arguments: dict[str, Any]) ->
     words = [member_name, tool_name, json.dumps(arguments)]
     # After `--` nothing is an option.
     dashes = "-- " if any(word.startswith("-") for word in words) else ""
-    return f".venv/bin/python manage.py invoke {dashes}{' '.join(shell_word(word) for word in words)}"
+    return f".venv/bin/guildhall invoke {dashes}{' '.join(shell_word(word) for word in words)}"
 
 
 def shell_word(text: str) -> str:

@@ -17,11 +17,13 @@ from typing import NoReturn
 import django
 import pytest
 from django.conf import settings
+from django.db import connection
 from django.test.utils import setup_databases, teardown_databases
 from hypothesis import HealthCheck
 from hypothesis import settings as hypothesis_settings
 from pytest_django import DjangoDbBlocker
 
+from roster import first_schema
 from tests.support import machine
 from tests.support.machine import Stopwatch
 from tests.support.scheduling import pytest_xdist_make_scheduler  # noqa: F401  a hook
@@ -36,6 +38,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _data_dir = tempfile.TemporaryDirectory(prefix="guildhall-tests-")
 os.environ["GUILD_HALL_DATA_DIR"] = _data_dir.name
 os.environ["GUILD_HALL_ENV_FILE"] = os.devnull  # and not the .env of this checkout
+os.environ["XDG_STATE_HOME"] = f"{_data_dir.name}/state"  # halls of tests are not found by commands of this user
 # Named here and not in pyproject.toml: pytest-django would load the settings before the lines above.
 os.environ["DJANGO_SETTINGS_MODULE"] = "guildhall.settings"
 (Path(_data_dir.name) / "static").mkdir()  # WhiteNoise warns where there is none
@@ -66,11 +69,26 @@ def django_db_setup(
     django_test_environment: None, django_db_blocker: DjangoDbBlocker, django_db_modify_db_settings: None
 ) -> Iterator[None]:
     """As pytest-django's own, which makes no database where all tests of a run share a hall and none is marked."""
+    from tests.support.emptying import FirstRows, quick_emptying  # models, which need the settings made above
+
     with django_db_blocker.unblock():
-        configuration = setup_databases(verbosity=0, interactive=False, serialized_aliases=set())
-    yield
+        is_sqlite = connection.vendor == "sqlite"
+        if is_sqlite:
+            _create_tables_as_a_first_start_does()
+        configuration = setup_databases(verbosity=0, interactive=False, serialized_aliases=set(), keepdb=is_sqlite)
+        first_rows = FirstRows()
+    with quick_emptying(first_rows):
+        yield
     with django_db_blocker.unblock():
         teardown_databases(configuration, verbosity=0)
+
+
+def _create_tables_as_a_first_start_does() -> None:
+    """Migrations of an empty database would take six seconds of each worker. test_first_schema compares both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connection.settings_dict, "NAME", connection.settings_dict["TEST"]["NAME"])
+        assert first_schema.load(), "see roster/first_schema.py for how its file is made again"
+        connection.close()
 
 
 # Modules in which rows are only there for a gateway or a member to start with, or in which Django alone reads them.
@@ -82,26 +100,27 @@ SAME_ON_EVERY_DATABASE = tuple(
         *(f"mcp_runtime/gateway/{name}" for name in ("endpoints", "streams", "upstream")),
         *(f"mcp_runtime/gateway/test_{name}.py" for name in ("endpoints", "server", "tasks")),
         *(f"mcp_runtime/test_{name}.py" for name in ("lifecycle", "lifecycle_remote", "signs_of_life")),
-        "roster/test_new_member.py",
+        *(f"roster/{name}.py" for name in ("api/test_api_docs", "test_middleware", "test_new_member")),
     )
 )
 
 
-# They run the same lines thousands of times (generated examples, every route as every user), or start processes that
-# only import. Coverage would take most of their time, and other tests run these lines too.
+# They run the same lines thousands of times (as every test with generated examples), or start processes that only
+# import. Coverage would take most of their time, and other tests run these lines too.
 WITHOUT_COVERAGE = tuple(
     ROOT / "tests" / name
     for name in (
         "rows/attack",
-        *(f"unit/mcp_runtime/test_{name}.py" for name in ("hostile_schemas", "jsonrpc", "layers", "quick_checks")),
-        *(f"unit/mcp_runtime/test_{name}.py" for name in ("quick_json", "schemas")),
+        "unit/bench",
+        *(f"unit/mcp_runtime/test_{name}.py" for name in ("hostile_schemas", "layers", "quick_checks", "schemas")),
         *(f"unit/test_{name}.py" for name in ("packaging", "settings_documented")),
     )
 )
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if any(item.path.is_relative_to(place) for place in WITHOUT_COVERAGE):
+    has_generated_examples = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    if has_generated_examples or any(item.path.is_relative_to(place) for place in WITHOUT_COVERAGE):
         item.add_marker("no_cover")
 
 
@@ -124,7 +143,9 @@ def _is_among_rows(item: pytest.Item) -> bool:
 
 
 def _may_tell_more(item: pytest.Item) -> bool:
-    return _touches_rows(item) and not any(item.path.is_relative_to(place) for place in SAME_ON_EVERY_DATABASE)
+    installs = "index" in getattr(item, "fixturenames", ())  # locks are rows in test_changes_on_nodes too
+    is_same = installs or any(item.path.is_relative_to(place) for place in SAME_ON_EVERY_DATABASE)
+    return _touches_rows(item) and not is_same
 
 
 def _touches_rows(item: pytest.Item) -> bool:
@@ -148,6 +169,10 @@ STACKS = pytest.StashKey[int]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STACKS] = os.dup(2)  # which tests capture from here on
+    # In a worker that inherits it, pytest-django would load the settings before this file has made the worker's folder,
+    # so all workers would share the folder of this process, and with it the key file, which some tests replace.
+    if config.getoption("numprocesses", None):
+        del os.environ["DJANGO_SETTINGS_MODULE"]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -165,6 +190,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    machine.share_again()  # the end of a hall takes seconds that nobody measures
     with _ended_when_it_hangs(item):
         return (yield)
 

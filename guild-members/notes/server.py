@@ -1,4 +1,4 @@
-"""A guild member that keeps notes. What `manage.py new_member` makes, with two tools of its own."""
+"""A guild member that keeps notes. What `guildhall new_member` makes, with two tools of its own."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from mcp_runtime.agents.process import GATEWAY, tool_rule
 from mcp_runtime.protocol import mcp
 from mcp_runtime.rows.database import persistently, unit_of_work
 from mcp_runtime.schemas import secrets
+from mcp_runtime.secrets.references import MASK
 from roster.models import Agent, AgentEvent, AgentMessage, Tool
 
 BATCH_SECONDS = 0.2  # how long events wait to be written together
@@ -57,7 +58,7 @@ class Transcript:
             return call
         arguments = call["arguments"]
         if not isinstance(arguments, dict):  # they were cut, so the places of the secrets are not known
-            return {**call, "arguments": secrets.MASK}
+            return {**call, "arguments": MASK}
         paths = [path for schema in sorted(schemas) for path in secrets.secret_paths(schema, arguments)]
         return {**call, "arguments": secrets.mask(arguments, paths)}
 

@@ -140,7 +140,7 @@ def require_unneeded(member: GuildMember) -> None:
     if message is not None:
         raise MemberInUseError(
             f"member {member.name!r} is needed by agent {message.agent.name!r}, whose message {message.pk} is "
-            f"{message.status}. Stop the agent first; manage.py member has --force"
+            f"{message.status}. Stop the agent first, or force it"
         )
 
 

@@ -31,6 +31,10 @@ class Handshake:
         self._waiting: list[CallerRequest] = []
 
     @property
+    def is_complete(self) -> bool:
+        return self._result is not None
+
+    @property
     def capabilities(self) -> Any:
         """The server's capabilities. None before its answer, or if they are not an object."""
         capabilities = (self._result or {}).get("capabilities")

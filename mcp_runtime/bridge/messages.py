@@ -73,6 +73,11 @@ class Lines:
             self._is_cut = False
         self._take(rest)
 
+    @property
+    def rest(self) -> bytes:
+        """What came after the last newline."""
+        return bytes(self._rest)
+
     def _take(self, part: bytes) -> None:
         self._rest += part
         self._is_cut = self._is_cut or len(self._rest) > self._longest

@@ -78,6 +78,8 @@ class Bridge:
                 callback(mask)
         self._server.read_rest()
         self._connections.close_all()
+        if not self._handshake.is_complete:
+            self._noise.explain_silence(self._server.unfinished_line)
         if status < 0 and not self._stop_requested:
             complain(f"the server was ended by signal {-status}")
         return status if status >= 0 else 128 - status
@@ -109,11 +111,11 @@ class Bridge:
             return
         for message in value if isinstance(value, list) else [value]:  # batches, of 2025-03-26
             if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-                self._noise.report(line)
+                self._noise.take_stray(line)
             elif "method" not in message and is_id(message.get("id")):
                 self._take_answer(message)
             elif "method" not in message:
-                self._noise.report(line)
+                self._noise.take_stray(line)
             elif "id" in message:
                 self._decline(message)
             elif isinstance(message["method"], str):
@@ -125,7 +127,7 @@ class Bridge:
         if request_id in self._pending or (request_id and self._handshake.is_answered_by(request_id)):
             self._take_answer(error_message(request_id, INTERNAL_ERROR, f"the server's answer {reason}"))
         else:
-            self._noise.report(line)
+            self._noise.take_stray(line)
 
     def _take_answer(self, message: Message) -> None:
         request_id = message["id"]

@@ -86,6 +86,11 @@ class StdioServer:
                 if not self._read():
                     break
 
+    @property
+    def unfinished_line(self) -> bytes:
+        """What it wrote to stdout after its last newline."""
+        return self._lines.rest
+
     def send(self, message: Message) -> bool:
         """Send a message. Returns False if the server does not read, because that must not fill the memory."""
         if self._stdin.closed or len(self._unsent) > MAX_BACKLOG:

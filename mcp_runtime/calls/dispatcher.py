@@ -27,11 +27,19 @@ from mcp_runtime.calls.slots import CallSlots, requester_of
 from mcp_runtime.calls.statements import active_calls
 from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.calls.waiting_for_members import WaitingCalls
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
+from mcp_runtime.client.transport import time_left
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import EXIT_GRACE, LiveMember
-from mcp_runtime.protocol.errors import ClientError, ConnectError, RequestCancelledError, RequestTimeoutError
+from mcp_runtime.protocol.errors import (
+    ClientError,
+    ConnectError,
+    RequestCancelledError,
+    RequestTimeoutError,
+    SignInNeededError,
+)
+from mcp_runtime.protocol.mcp import MODERN_VERSION
 from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security.limits import in_turn
 from roster.models import Call
@@ -243,7 +251,8 @@ class Dispatcher:
             self._outcomes.add(call, outcome)
         self._watch.notify()
         if outcome.error_kind == ErrorKind.TIMEOUT:
-            member.client.cancel(exchange, "the deadline passed")  # last, because the outcome must not wait for it
+            # Last, because the outcome must not wait for it.
+            member.client_of(call.requested_by_id).cancel(exchange, "the deadline passed")
 
     def _outcome(self, call: Call, member: LiveMember, exchange: Exchange) -> Outcome:
         if call.tool_name in member.held_tools and (
@@ -251,7 +260,7 @@ class Dispatcher:
         ):
             return Outcome.failed(ErrorKind.UNAVAILABLE, refusal)
         try:
-            result = member.client.invoke_tool(call.tool_name, call.arguments, call.timeout, exchange=exchange)
+            result = self._invoke(call, member, exchange)
         except ConnectError as error:
             if member.process.exited.wait(EXIT_GRACE):
                 reason = member.describe_end("during the call" if error.was_sent else "before it accepted the call")
@@ -264,7 +273,7 @@ class Dispatcher:
         except ClientError as error:
             if isinstance(error, RequestTimeoutError):
                 member.silence.note_timeout(call.timeout)
-            elif not isinstance(error, RequestCancelledError):
+            elif not isinstance(error, (RequestCancelledError, SignInNeededError)):
                 member.silence.note_answer()
             outcome = Outcome.of_error(error, member=member.name, tool=call.tool_name)
             if outcome.error_kind == ErrorKind.PROTOCOL:
@@ -272,6 +281,17 @@ class Dispatcher:
             return outcome
         member.silence.note_answer()
         return Outcome.succeeded(result)
+
+    @staticmethod
+    def _invoke(call: Call, member: LiveMember, exchange: Exchange) -> dict[str, Any]:
+        """The result of the tool. A member where each user has an own sign-in gets the token of the call's user."""
+        client, timeout = member.client, call.timeout
+        if member.users is not None:
+            deadline = time.monotonic() + timeout
+            version = MODERN_VERSION if member.client.is_modern else ""
+            client = member.users.connected_client(call.requested_by_id, timeout, exchange, version)
+            timeout = time_left(deadline)
+        return client.invoke_tool(call.tool_name, call.arguments, timeout, exchange=exchange)
 
     def write_outcomes(self) -> None:
         """Write one batch of outcomes and release the slots of its calls. The next iteration writes the next batch."""

@@ -92,7 +92,7 @@ def _newest_id() -> int:
 def find_queued(lease_id: uuid.UUID, exclusions: Exclusions, limit: int, after: int = 0) -> list[Call]:
     """Return the oldest queued calls of own members with ids above `after`, at most `limit`."""
     parts = list(_conditions(exclusions, after))
-    ending = "".join(f" AND {condition}" for condition, _ in parts) + f" ORDER BY {_TABLE}.id"
+    ending = "".join(f" AND {condition}" for condition, _ in parts) + f" ORDER BY {_TABLE}.status, {_TABLE}.id"
     return _queue_query(lease_id).read(
         limit=limit, ending=ending, ending_values=[value for _, values in parts for value in values]
     )
@@ -101,7 +101,9 @@ def find_queued(lease_id: uuid.UUID, exclusions: Exclusions, limit: int, after: 
 @lru_cache(8)
 def _queue_query(lease_id: uuid.UUID) -> CompiledQuery[Call]:
     return CompiledQuery(
-        lambda: active_calls(Call.Status.QUEUED).filter(member__lease_id=lease_id).order_by(),
+        # Not "= 'queued'", which would make an order by id alone. If many calls were queued when PostgreSQL made its
+        # statistics, it would then read the primary key from its begin, with all finished calls.
+        lambda: active_calls().filter(status__lte=Call.Status.QUEUED, member__lease_id=lease_id).order_by(),
         columns=("member_id", "tool_name", "arguments", "timeout", "secret_paths", "requested_by_id", "token_id"),
         related={"member": ("name", "manifest")},
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from functools import partial
 from typing import Any
 
 from mcp_runtime.calls import transitions
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import SignInNeededError
 from mcp_runtime.rows.database import short_transaction
 from roster.models import Call
 
@@ -55,10 +57,12 @@ class RunningCalls:
             call = self._calls.get(pk)
         if call is None:
             return
-        _, member, exchange = call
+        row, member, exchange = call
         if not exchange.is_aborted:
             # In a thread, because sending to a member that hangs takes until the timeout.
-            threading.Thread(target=member.client.cancel, args=(exchange, reason), daemon=True).start()
+            with contextlib.suppress(SignInNeededError):  # then nothing was sent
+                cancel = member.client_of(row.requested_by_id).cancel
+                threading.Thread(target=cancel, args=(exchange, reason), daemon=True).start()
 
     def _write_progress(self, call_id: int, params: dict[str, Any]) -> None:
         if progress := mcp.progress_of(params):

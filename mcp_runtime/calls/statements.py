@@ -24,7 +24,8 @@ MAX_CACHED_STATEMENTS = 64
 _TABLE = Call._meta.db_table
 _FIELDS = {field.attname: field for field in Call._meta.concrete_fields}
 _JSON_COLUMNS = {name for name, field in _FIELDS.items() if isinstance(field, JSONField)}
-_COLUMNS = tuple(name for name, field in _FIELDS.items() if not field.primary_key)
+# A new call has no searchable text.
+_COLUMNS = tuple(name for name, field in _FIELDS.items() if not field.primary_key and name != "search_text")
 # The statuses are no parameters, because SQLite uses a partial index only if its condition is in the query.
 _IS_ACTIVE = RawSQL(f"{_TABLE}.status IN ('queued', 'running')", (), BooleanField())  # noqa: S611 - a constant
 
@@ -52,7 +53,8 @@ def active_calls(*statuses: Call.Status) -> QuerySet[Call]:
 
 def insert(call: Call) -> None:
     """Insert the row of a new call. Raises IntegrityError if the idempotency key is in use."""
-    values = [convert(getattr(call, name)) for name, convert in _converters(connection.vendor).items()]
+    converters = _converters(connection.vendor)
+    values = [converters[name](getattr(call, name)) for name in _COLUMNS]
     call.pk = plain_sql.insert(_TABLE, _COLUMNS, values)
     call._state.adding, call._state.db = False, connection.alias
 
@@ -60,7 +62,7 @@ def insert(call: Call) -> None:
 @cache
 def _converters(vendor: str) -> dict[str, Callable[[Any], Any]]:
     """Return, for each column, the function that converts a value for this database."""
-    return {name: _converter(_FIELDS[name], vendor) for name in _COLUMNS}
+    return {name: _converter(_FIELDS[name], vendor) for name in (*_COLUMNS, "search_text")}
 
 
 def _converter(field: Field[Any, Any], vendor: str) -> Callable[[Any], Any]:

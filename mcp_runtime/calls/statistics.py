@@ -284,13 +284,17 @@ def _point(begins: int, parts: list[_Part]) -> Point:
             slots[int(slot)] += count
     calls = sum(part.calls for part in parts)
     started_calls = calls - slots.pop(NEVER_STARTED, 0)
+    mean = sum(part.took for part in parts) / started_calls if started_calls else None
+    p50, p95 = quantile(slots, 0.5), quantile(slots, 0.95)
+    if mean is not None and len(slots) == 1:  # one call, or calls of nearly the same duration, which is known exactly
+        p50 = p95 = round(mean, 6)
     return Point(
         begins_at=datetime.fromtimestamp(begins, UTC),
         calls=calls,
         failed=sum(part.failed for part in parts),
-        p50=quantile(slots, 0.5),
-        p95=quantile(slots, 0.95),
-        mean=sum(part.took for part in parts) / started_calls if started_calls else None,
+        p50=p50,
+        p95=p95,
+        mean=mean,
     )
 
 

@@ -13,15 +13,14 @@ import uuid
 from collections.abc import Collection, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection
-from django.db.models import Count, F, Value
+from django.db.models import Count, Value
 from django.db.models.fields.json import KT
 
-from mcp_runtime.calls import statements, statistics
+from mcp_runtime.calls import search_texts, statements
 from mcp_runtime.calls.statements import (
     HOLDS_LEASE,
     QUEUED,
@@ -52,10 +51,10 @@ from mcp_runtime.rows.changes import CALL_ENDED, notify
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.rows.lease import held_by_none
-from mcp_runtime.schemas import schema_work, secrets, validation
+from mcp_runtime.schemas import schema_work
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import Call, CallTotal, Contract, GuildMember, StatusChange, Tool
+from roster.models import Call, CallTotal, Contract, GuildMember, Tool
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -106,6 +105,8 @@ def queue(
     schema of the tool, or if the key was used for another call. Raises AccessError if the principal may not call the
     tool.
     """
+    from mcp_runtime.schemas import secrets  # late, as in `_check_arguments`
+
     principal = requester.current_principal()
     access.require_invoke(principal, member_name, tool_name)
     if idempotency_key is not None and (first := _first_call(requester, principal, idempotency_key)):
@@ -162,6 +163,8 @@ def _require_same_call(first: Call, member_name: str, tool_name: str, arguments:
 
     The row of a call that ended has masked secrets, so the masked arguments are compared.
     """
+    from mcp_runtime.schemas import secrets  # late, as in `_check_arguments`
+
     masked_arguments = secrets.mask(arguments, first.secret_paths) if isinstance(arguments, dict) else arguments
     first_call = (first.member.name, first.tool_name, secrets.mask(first.arguments, first.secret_paths))
     if first_call != (member_name, tool_name, masked_arguments):
@@ -208,6 +211,15 @@ def callable_tool(member_name: str, tool_name: str) -> tuple[Tool, str]:
     return tool, tool.schema if is_object else "{}"
 
 
+def check(*, member_name: str, tool_name: str, arguments: Any, requester: Requester) -> None:
+    """Raise what `queue` raises for this call, except for keys. Queue nothing."""
+    principal = requester.current_principal()
+    access.require_invoke(principal, member_name, tool_name)
+    tool, schema = callable_tool(member_name, tool_name)
+    with schema_work.paced(principal.owner):
+        _check_arguments(tool.member, tool, schema, arguments)
+
+
 def reason_for_hold(tool: Tool) -> str:
     """Return why a tool waits for an approval. Empty if that is not known."""
     contract = Contract.objects.filter(member=tool.member_id, kind=Contract.Kind.TOOL, name=tool.name).first()
@@ -221,6 +233,9 @@ def refusal_of_held(member_id: int, member: str, tool_name: str) -> str:
 
 
 def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: Any) -> None:
+    # Imported late, because most commands call no tool, and the library of schemas takes a tenth of their start.
+    from mcp_runtime.schemas import validation
+
     subject = f"arguments of {tool.name!r} of member {member.name!r}"
     if not isinstance(arguments, dict):
         raise InvalidArgumentsError(f"{subject} must be a JSON object", "", "must be a JSON object")
@@ -255,7 +270,7 @@ def _check_arguments(member: GuildMember, tool: Tool, schema: str, arguments: An
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended. The fields have the names of the columns of Call. `result` and `error_data` are JSON text.
+    """How a call ended. Its fields are the values of columns of Call. `result` and `error_data` are JSON text.
 
     A single thread writes most outcomes, so the threads that run the calls encode the JSON, in parallel.
     """
@@ -266,6 +281,8 @@ class Outcome:
     error_message: str = ""
     error_code: int | None = None
     error_data: str | None = None
+    result_text: str = ""
+    """The searchable text of the result. It is no column, but a part of `search_text`."""
 
     @property
     def size(self) -> int:
@@ -274,7 +291,7 @@ class Outcome:
 
     @classmethod
     def succeeded(cls, result: dict[str, Any]) -> Outcome:
-        return cls(Status.SUCCEEDED, result=_encode_json(result))
+        return cls(Status.SUCCEEDED, _encode_json(result), result_text=search_texts.text_of_result(result))
 
     @classmethod
     def failed(cls, kind: Call.ErrorKind, message: str) -> Outcome:
@@ -292,7 +309,8 @@ class Outcome:
             return cls.cancelled(f"{subject}: {error}")
         outcome = cls.failed(error.kind, f"{subject}: {error.sentence}")
         if error.was_sent and isinstance(error, ToolError):
-            return replace(outcome, result=_encode_json(error.result))
+            text = search_texts.text_of_result(error.result)
+            return replace(outcome, result=_encode_json(error.result), result_text=text)
         if error.was_sent and isinstance(error, RemoteError):
             return replace(
                 outcome,
@@ -336,8 +354,7 @@ def _finish(call: Call, outcome: Outcome, condition: str, *lease_ids: uuid.UUID)
         "error_code": outcome.error_code,
         "error_data": outcome.error_data,
     }
-    if call.secret_paths:
-        changes["arguments"] = _encode_json(secrets.mask(call.arguments, call.secret_paths))
+    changes["search_text"] = _search_text(call, outcome, changes)
     # With PostgreSQL, the change and the notification have one transaction, because each commit waits for the disk.
     # SQLite needs no transaction here, and a caller's transaction needs no savepoint.
     needs_transaction = connection.vendor == "postgresql" and not connection.in_atomic_block
@@ -346,6 +363,20 @@ def _finish(call: Call, outcome: Outcome, condition: str, *lease_ids: uuid.UUID)
             return False
         notify(CALL_ENDED)
     return True
+
+
+def _search_text(call: Call, outcome: Outcome, changes: dict[str, Any]) -> str:
+    """Return the searchable text of the call. If it has secrets, mask them first, and add the arguments to `changes`.
+
+    Then the text has no words of the outcome, because a member may repeat a secret in it.
+    """
+    if not call.secret_paths:
+        return search_texts.searchable(call.arguments, outcome.result_text, changes["error_message"])
+    from mcp_runtime.schemas import secrets  # late, as in `_check_arguments`
+
+    masked_arguments = secrets.mask(call.arguments, call.secret_paths)
+    changes["arguments"] = _encode_json(masked_arguments)
+    return search_texts.searchable(masked_arguments, "", "")
 
 
 def end_lost_calls(lease_id: uuid.UUID, message: str) -> int:
@@ -401,48 +432,7 @@ def cancel_calls_of_tokens(token_ids: Collection[int]) -> None:
         notify(CALL_ENDED)
 
 
-# Prune ------------------------------------------------------------------------------------------------------------
-
-PRUNE_BATCH = 500
-
-
-def prune(*, days: int, keep: int) -> int:
-    """Delete finished calls that ended more than `days` days ago, and all finished calls except the newest `keep`.
-
-    Return how many calls were deleted.
-
-    Calls are deleted in small batches, so that other writers wait only briefly. Each batch is first added to CallTotal
-    and to the rollups, so that /metrics and the plots still count its calls.
-    """
-    count = 0
-    finished_calls = Call.objects.filter(status__in=Call.FINISHED)
-    expired = finished_calls.filter(finished_at__lt=clock.now() - timedelta(days=days))
-    newest_surplus = finished_calls.order_by("-id").values_list("id", flat=True)[keep : keep + 1].first()
-    surplus = finished_calls.filter(id__lte=newest_surplus) if newest_surplus else finished_calls.none()
-    for rows in (expired, surplus):
-        while ids := list(rows.order_by("id").values_list("id", flat=True)[:PRUNE_BATCH]):
-            statistics.add_calls(ids)
-            count += _prune_batch(ids)
-    return count
-
-
-def prune_status_changes(*, days: int) -> int:
-    """Delete status changes that are older than `days` days. Return how many."""
-    return StatusChange.objects.filter(created_at__lt=clock.now() - timedelta(days=days)).delete()[0]
-
-
-def _prune_batch(ids: list[int]) -> int:
-    with short_transaction():
-        # The lock prevents two concurrent prunes from counting a call twice.
-        rows = Call.objects.select_for_update().filter(pk__in=ids, status__in=Call.FINISHED)
-        batch = Call.objects.filter(pk__in=list(rows.order_by("id").values_list("id", flat=True)))
-        for row in batch.order_by().values("member_id", "status", "error_kind").annotate(count=Count("id")):
-            outcome = row["error_kind"] or row["status"]
-            CallTotal.objects.get_or_create(member_id=row["member_id"], outcome=outcome)
-            CallTotal.objects.filter(member_id=row["member_id"], outcome=outcome).update(
-                count=F("count") + row["count"]
-            )
-        return batch.delete()[0]
+# Counts -----------------------------------------------------------------------------------------------------------
 
 
 def call_counts() -> dict[tuple[str, str], int]:

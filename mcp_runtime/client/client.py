@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from mcp_runtime.client import quick_json
+from mcp_runtime.client.bearer import Bearer
+from mcp_runtime.client.exchanges import Exchange, Session
 from mcp_runtime.client.handshake import (
     InitializeResult,
     ModernOnlyError,
@@ -19,11 +21,12 @@ from mcp_runtime.client.handshake import (
     session_id_of,
 )
 from mcp_runtime.client.incoming import Incoming
-from mcp_runtime.client.streams import AnswerReader, SessionExpiredError, can_resume, content_type
+from mcp_runtime.client.streams import AnswerReader, SessionExpiredError, can_resume, challenge_of, content_type
 from mcp_runtime.client.tool_list import ToolList
-from mcp_runtime.client.transport import Exchange, Session, Transport, time_left, translate_errors
+from mcp_runtime.client.transport import Transport, time_left, translate_errors
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import (
+    ChallengeError,
     ClientError,
     ConnectError,
     HttpStatusError,
@@ -42,7 +45,6 @@ INITIALIZE_TIMEOUT = 5.0  # REQ-MCP-HTTP-20
 REQUEST_TIMEOUT = 30.0  # REQ-MCP-HTTP-28
 CANCEL_TIMEOUT = 0.5
 MAX_BYTES = 4_000_000
-MAX_PAGES = 100
 MAX_ROUNDS = 10  # how often one call may ask for input
 TOOLS_CHANGED = "notifications/tools/list_changed"
 PROMPTS_CHANGED = "notifications/prompts/list_changed"
@@ -59,7 +61,7 @@ class JsonRpcClient:
     `capabilities` are sent to the server. `on_request(method, params)` returns the result of a request from the server
     (sampling, elicitation, roots), or raises MethodError. Without it all such requests are declined.
     `on_notification(method, params)` gets the notifications that belong to no call. Both are called in the thread that
-    reads, and must not block.
+    reads, and must not block. `bearer` has the access token of a server behind OAuth.
     """
 
     def __init__(
@@ -69,12 +71,17 @@ class JsonRpcClient:
         connections: int = 16,
         max_bytes: int = MAX_BYTES,
         headers: Resolved | None = None,
+        ca: Path | None = None,
+        bearer: Bearer | None = None,
         capabilities: Mapping[str, Any] | None = None,
         on_request: Callable[[str, dict[str, Any]], dict[str, Any]] | None = None,
         on_notification: Callable[[str, dict[str, Any]], None] = lambda method, params: None,
     ) -> None:
         self.headers = headers or Resolved()
-        self._transport = Transport(url, connections=connections, max_bytes=max_bytes, headers=self.headers)
+        self.bearer = bearer
+        self._transport = Transport(
+            url, connections=connections, max_bytes=max_bytes, headers=self.headers, ca=ca, bearer=bearer
+        )
         self._incoming = Incoming(self._transport, on_request, on_notification)
         self._answers = AnswerReader(self._transport, self._incoming)
         self.url = self._transport.url
@@ -158,31 +165,19 @@ class JsonRpcClient:
     def list_tools(self, timeout: float = REQUEST_TIMEOUT, exchange: Exchange | None = None) -> ToolList:
         """Read all pages of tools/list within `timeout` (REQ-MCP-HTTP-26). Entries that are not tools are left out."""
         deadline = time.monotonic() + timeout
-        tools = ToolList()
-        cursors: set[str] = set()
-        params: dict[str, Any] = {}
-        size = 0
-        for _ in range(MAX_PAGES):
-            try:
-                result = self.call("tools/list", params, time_left(deadline), exchange)
-            except RemoteError as error:
-                if error.code == jsonrpc.METHOD_NOT_FOUND and "tools" not in self.capabilities:
-                    return tools  # the server has no tools, and its capabilities say so
-                raise
-            size += len(quick_json.encode(result))
-            if size > self._transport.max_bytes:
-                raise ProtocolError(f"tools/list is larger than {self._transport.max_bytes:,} bytes in all")
-            tools.add_page(result)
-            cursor = result.get("nextCursor")
-            if cursor is None:
-                if self.is_modern:
-                    self._parameter_headers = tools.drop_tools_with_bad_headers()
-                return tools
-            if not isinstance(cursor, str) or cursor in cursors:
-                raise ProtocolError("tools/list repeats its cursor: the list has no end")
-            cursors.add(cursor)
-            params = {"cursor": cursor}
-        raise ProtocolError(f"tools/list has more than {MAX_PAGES} pages")
+
+        def ask(params: dict[str, Any]) -> dict[str, Any]:
+            return self.call("tools/list", params, time_left(deadline), exchange)
+
+        try:
+            tools = ToolList.read(ask, self._transport.max_bytes)
+        except RemoteError as error:
+            if error.code == jsonrpc.METHOD_NOT_FOUND and "tools" not in self.capabilities:
+                return ToolList()  # the server has no tools, and its capabilities say so
+            raise
+        if self.is_modern:
+            self._parameter_headers = tools.drop_tools_with_bad_headers()
+        return tools
 
     def invoke_tool(
         self,
@@ -259,6 +254,21 @@ class JsonRpcClient:
     def _request(
         self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange, session: Session
     ) -> dict[str, Any]:
+        """Send one request. If the server refuses the token, renew it, and send the request once more."""
+        if self.bearer is None:
+            return self._request_once(method, params, timeout, exchange, session)
+        deadline, used = time.monotonic() + timeout, self.bearer.token
+        try:
+            return self._request_once(method, params, timeout, exchange, session)
+        except ChallengeError as error:
+            if not self.bearer.renew(used, error):
+                raise
+        exchange.is_sent = False
+        return self._request_once(method, params, time_left(deadline), exchange, session)
+
+    def _request_once(
+        self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange, session: Session
+    ) -> dict[str, Any]:
         request_id = self._ids.take()
         exchange.begin(request_id, timeout)
         exchange.session = session
@@ -277,7 +287,7 @@ class JsonRpcClient:
                 raise
         while message is None:
             message = self._answers.resume(request_id, timeout, exchange, stream)
-        with translate_errors(timeout, exchange, self.headers.secrets):
+        with translate_errors(timeout, exchange, self._transport.secrets):
             result = jsonrpc.result_of(message)
         if exchange.is_aborted:
             raise RequestCancelledError
@@ -312,21 +322,24 @@ class JsonRpcClient:
         exchange.session = session or self.session
         with self._transport.send("POST", timeout, exchange, {}, jsonrpc.notification(method, params)) as response:
             if not 200 <= response.status_code < 300:
-                raise HttpStatusError(response.status_code, jsonrpc.excerpt(self._transport.read_body(response)))
+                raise challenge_of(response) or HttpStatusError(
+                    response.status_code, jsonrpc.excerpt(self._transport.read_body(response))
+                )
             if {"Content-Length", "Transfer-Encoding"} & set(response.headers):
                 # This frees the connection. Without these headers the body has no end.
                 self._transport.read_body(response)
 
-    def listen(self, exchange: Exchange, timeout: float) -> None:
+    def listen(self, exchange: Exchange, timeout: float, subscriptions: Mapping[str, Any] | None = None) -> None:
         """Pass the server's notifications to `on_notification` until the stream ends or `timeout` has passed.
 
+        From a modern server these are the `subscriptions`, which without it are changes of all lists.
         Raises HttpStatusError if the server has no such stream. Most servers then answer 405.
         """
         exchange.begin(self._ids.take(), timeout)
         exchange.session = self.session
         stream = mcp.EventStream()
         if exchange.session.is_modern:
-            params = {"notifications": dict.fromkeys(CHANGES, True)}
+            params: dict[str, Any] = {"notifications": dict(subscriptions or dict.fromkeys(CHANGES, True))}
             params, headers = self._add_metadata("subscriptions/listen", params, exchange.request_id or 0, exchange)
             message = jsonrpc.request(exchange.request_id or 0, "subscriptions/listen", params)
             reply = self._transport.send("POST", timeout, exchange, headers, message)

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from mcp_runtime.client.transport import CONNECT_TIMEOUT, Exchange, Transport, time_left
+from mcp_runtime.client.exchanges import CONNECT_TIMEOUT, Exchange
+from mcp_runtime.client.transport import Transport, time_left
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError
 from mcp_runtime.protocol.jsonrpc import object_of, same_id

@@ -9,10 +9,18 @@ from typing import Any
 import requests
 
 from mcp_runtime.client import quick_json
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.client.incoming import Incoming
-from mcp_runtime.client.transport import Exchange, Transport, time_left, translate_errors
+from mcp_runtime.client.transport import Transport, time_left, translate_errors
 from mcp_runtime.protocol import jsonrpc, mcp
-from mcp_runtime.protocol.errors import ClientError, ConnectError, HttpStatusError, ProtocolError, RemoteError
+from mcp_runtime.protocol.errors import (
+    ChallengeError,
+    ClientError,
+    ConnectError,
+    HttpStatusError,
+    ProtocolError,
+    RemoteError,
+)
 from mcp_runtime.protocol.jsonrpc import same_id
 
 RETRY_SECONDS = 0.5  # before a stream is resumed, unless the server sets the time
@@ -28,6 +36,14 @@ class SessionExpiredError(HttpStatusError):
     def __init__(self, session_id: str, excerpt: str) -> None:
         super().__init__(404, excerpt)
         self.session_id = session_id
+
+
+def challenge_of(response: requests.Response, excerpt: str = "") -> ChallengeError | None:
+    """The error of an answer that asks for other credentials. None for any other answer."""
+    challenge = response.headers.get("WWW-Authenticate")
+    if challenge is None or response.status_code not in (401, 403):
+        return None
+    return ChallengeError(response.status_code, excerpt, str(challenge))
 
 
 class AnswerReader:
@@ -51,13 +67,17 @@ class AnswerReader:
         if response.status_code == 404 and session_id:
             raise SessionExpiredError(str(session_id), jsonrpc.excerpt(body))
         if response.status_code != 200:
-            raise _status_error(response.status_code, kind, body)
+            raise challenge_of(response, jsonrpc.excerpt(body)) or _status_error(response.status_code, kind, body)
         if kind != mcp.JSON:
-            raise ProtocolError(f"answered with {kind or 'no content type'} instead of JSON: {jsonrpc.excerpt(body)}")
+            raise ProtocolError(
+                f"answered with {kind[:100] or 'no content type'} instead of JSON: {jsonrpc.excerpt(body)}"
+            )
         message = self._decode(body, exchange)
         if isinstance(message, list):  # 2025-03-26 allows an answer as a batch of one
             message = next((part for part in message if _is_answer(part, request_id)), None)
         if message is None:
+            raise ProtocolError("the answer is not a JSON-RPC 2.0 response")
+        if isinstance(message, dict) and "jsonrpc" not in message:
             raise ProtocolError("the answer is not a JSON-RPC 2.0 response")
         answer_id = message.get("id") if isinstance(message, dict) else None
         # An error has no id if the server could not read the id of the request.
@@ -92,7 +112,7 @@ class AnswerReader:
         Raises ConnectError if the server refuses connections, because then nothing can be resumed.
         """
         wait = RETRY_SECONDS if stream.retry_ms is None else max(stream.retry_ms / 1000, SHORTEST_RETRY)
-        with translate_errors(timeout, exchange, self._transport.headers.secrets):
+        with translate_errors(timeout, exchange, self._transport.secrets):
             exchange.pause(wait)
         # A header is sent as Latin-1. This way its bytes are those of UTF-8.
         last_id = stream.last_event_id.encode().decode("latin-1")

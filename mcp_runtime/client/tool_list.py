@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mcp_runtime.client import quick_json
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ProtocolError
 from mcp_runtime.protocol.jsonrpc import object_of
 
+MAX_PAGES = 100
 MAX_TOOLS = 2_000
 MAX_TOOL_NAME = 255
 MAX_WARNINGS = 20
@@ -20,6 +23,31 @@ class ToolList:
 
     tools: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, ask: Callable[[dict[str, Any]], dict[str, Any]], max_bytes: int) -> ToolList:
+        """Read all pages. `ask` gets the params of a tools/list and returns the result.
+
+        Raises ProtocolError for a page that is wrong and for a list without an end, and what `ask` raises.
+        """
+        tools = cls()
+        cursors: set[str] = set()
+        params: dict[str, Any] = {}
+        size = 0
+        for _ in range(MAX_PAGES):
+            result = ask(params)
+            size += len(quick_json.encode(result))
+            if size > max_bytes:
+                raise ProtocolError(f"tools/list is larger than {max_bytes:,} bytes in all")
+            tools.add_page(result)
+            cursor = result.get("nextCursor")
+            if cursor is None:
+                return tools
+            if not isinstance(cursor, str) or cursor in cursors:
+                raise ProtocolError("tools/list repeats its cursor: the list has no end")
+            cursors.add(cursor)
+            params = {"cursor": cursor}
+        raise ProtocolError(f"tools/list has more than {MAX_PAGES} pages")
 
     def add_page(self, result: dict[str, Any]) -> None:
         tools = result.get("tools")

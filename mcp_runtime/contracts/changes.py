@@ -61,10 +61,16 @@ def _first(texts: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     return itertools.islice(texts, MAX_CHANGES)
 
 
-def is_renamed(before: dict[str, Any], after: dict[str, Any]) -> bool:
-    """Whether two tools differ only in their names and titles."""
-    old, new = (_without(tool, "name", "title") for tool in (before, after))
-    return version_of(old) == version_of(new)
+def is_renamed(kind: Kind, before: dict[str, Any], after: dict[str, Any]) -> bool:
+    """Whether a definition is an earlier one under another name.
+
+    Tools and prompts then differ only in their names and titles, and have something else. A resource template is found
+    by its URI template, so an earlier one is one with the same name.
+    """
+    if kind == "resourceTemplate":
+        return bool(after.get("name")) and before.get("name") == after.get("name")
+    old, new = (_without(definition, "name", "title") for definition in (before, after))
+    return bool(old) and version_of(old) == version_of(new)
 
 
 def _without(definition: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -160,10 +166,11 @@ def _arguments(arguments: Any) -> dict[str, dict[str, Any]]:
 
 
 def _template(before: dict[str, Any], after: dict[str, Any]) -> Iterator[Change]:
-    old, new = before.get("mimeType"), after.get("mimeType")
-    if canonical_json(old) != canonical_json(new):
-        yield Change(Grade.BREAKING, "/mimeType", f"Its content was {shown(old)} and is {shown(new)}.")
-    yield from _texts(before, after, "mimeType")
+    for key, subject in (("uriTemplate", "Its URI"), ("mimeType", "Its content")):
+        old, new = before.get(key), after.get(key)
+        if canonical_json(old) != canonical_json(new):
+            yield Change(Grade.BREAKING, f"/{key}", f"{subject} was {shown(old)} and is {shown(new)}.")
+    yield from _texts(before, after, "uriTemplate", "mimeType")
 
 
 def _instructions(before: Any, after: Any) -> Iterator[Change]:

@@ -14,16 +14,31 @@ MAX_SHOWN = 200  # characters of a value in a sentence
 class Grade(enum.StrEnum):
     """What a change means for those who use the definition. The order is that of `worst`: the last is the worst."""
 
-    NOTATION = "notation"  # the same in other words of JSON Schema
+    NOTATION = "notation"
     ADDED = "added"
-    WIDER = "wider"  # all earlier uses are still right
+    WIDER = "wider"
     REMOVED = "removed"
-    TEXT = "text"  # what a model or a person reads
-    NARROWER = "narrower"  # some earlier arguments are refused now
-    BREAKING = "breaking"  # earlier uses fail, or get something else
-    SOFTENED = "softened"  # an annotation says now that the tool is harmless
+    TEXT = "text"
+    NARROWER = "narrower"
+    BREAKING = "breaking"
+    SOFTENED = "softened"
+
+    @property
+    def meaning(self) -> str:
+        """For people."""
+        return _MEANINGS[self]
 
 
+_MEANINGS = {
+    Grade.NOTATION: "the same in another notation",
+    Grade.ADDED: "it is new",
+    Grade.WIDER: "all earlier uses are still right",
+    Grade.REMOVED: "it is not listed any more",
+    Grade.TEXT: "a model or a person reads another text",
+    Grade.NARROWER: "some earlier arguments are refused now",
+    Grade.BREAKING: "earlier uses fail, or get something else",
+    Grade.SOFTENED: "an annotation says now that the tool is harmless",
+}
 _ORDER = {grade: number for number, grade in enumerate(Grade)}
 
 # A tool with such a change may do something else than what people agreed to.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
 from django.conf import settings
+from django.db import connection
 from django.db.models import Count, Subquery
 
-from mcp_runtime.calls import statistics, transitions, waiting
+from mcp_runtime.calls import pruning, statistics, text_index, transitions, waiting
 from mcp_runtime.calls.statements import active_calls
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.members import set_desired_state
@@ -20,6 +22,8 @@ from roster.models import Call, GuildMember, Tool
 
 # Calls in progress that `calls_version` compares.
 MAX_COMPARED = 1000
+ERASE_SECONDS = 10.0
+ERASE_INTERVAL = 0.5  # so that writers, who wait during an attempt, can write between two of them
 
 
 def queue_call(
@@ -38,6 +42,11 @@ def queue_call(
             set_desired_state(call.member, desired_state=GuildMember.DesiredState.RUNNING)
         notify_runtime()
     return call, created
+
+
+def check_call(member_name: str, tool_name: str, arguments: Any, *, requester: Requester) -> None:
+    """Raise what `queue_call` raises for this call, and queue nothing."""
+    transitions.check(member_name=member_name, tool_name=tool_name, arguments=arguments, requester=requester)
 
 
 def cancel_call(call: Call) -> Call:
@@ -69,9 +78,24 @@ def calls_version() -> tuple[Any, ...]:
     return newest, list(active[:MAX_COMPARED])
 
 
-def prune_calls(*, days: int, keep: int) -> int:
-    """Delete finished calls older than `days`, and all but the newest `keep`. Returns how many it deleted."""
-    return transitions.prune(days=days, keep=keep)
+def prune_calls(*, days: int, keep: int) -> tuple[int, bool]:
+    """Delete finished calls older than `days`, and all but the newest `keep`.
+
+    Returns how many it deleted, and whether the database's files have no words of deleted calls any more. If others
+    read the database all the time, it gives up after ERASE_SECONDS. A repeated call erases the words.
+    """
+    return pruning.prune_calls(days=days, keep=keep), _erase_deleted()
+
+
+def _erase_deleted() -> bool:
+    eraser = text_index.Eraser()
+    eraser.note_deletions()  # also if there were none now, because an earlier attempt may have given up
+    deadline = time.monotonic() + ERASE_SECONDS
+    while not eraser.erase():
+        if time.monotonic() > deadline or connection.in_atomic_block:
+            return False
+        time.sleep(ERASE_INTERVAL)
+    return True
 
 
 # Arguments and results without secrets ----------------------------------------------------------------------------
@@ -119,15 +143,21 @@ def _places(paths: list[list[str | int]]) -> list[str]:
     return [".".join(map(str, path)) or "all arguments" for path in paths]
 
 
-def output_validation_error(output_schema: dict[str, Any], value: Any) -> str:
-    """Why the structured content of a result does not fit its tool's output schema. Empty if it fits."""
+def output_validation_errors(output_schema: dict[str, Any], value: Any) -> list[str]:
+    """Where the structured content of a result does not fit its tool's output schema, and why. Empty if it fits.
+
+    At most `validation.MAX_ERRORS`, the most relevant first.
+    """
     try:
         validation.validate(output_schema, value)
     except validation.ArgumentsError as error:
-        return str(error).replace("the tool's input schema", "the output schema")
+        texts = [
+            f"{'.'.join(map(str, each.path))}: {each.reason}" if each.path else each.reason for each in error.errors
+        ]
+        return [text.replace("the tool's input schema", "the output schema") for text in texts]
     except validation.BrokenSchemaError as error:
-        return str(error).replace("the input schema", "the output schema")
-    return ""
+        return [str(error).replace("the input schema", "the output schema")]
+    return []
 
 
 # Statistics -------------------------------------------------------------------------------------------------------

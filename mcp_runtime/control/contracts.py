@@ -13,10 +13,9 @@ from typing import Any, cast
 from django.contrib.auth.models import User
 from django.db.models import F, QuerySet
 
-from mcp_runtime.calls import transitions
-from mcp_runtime.contracts.changes import Kind, compare
 from mcp_runtime.contracts.grades import Change
 from mcp_runtime.control.members import find_member, set_desired_state
+from mcp_runtime.members.contracts import key_of as contract_name
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownContractError
 from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import short_transaction
@@ -48,16 +47,33 @@ def contracts_of(row: GuildMember) -> QuerySet[Contract]:
     return row.contracts.exclude(version="").order_by("kind", "name")
 
 
+def held_contracts() -> QuerySet[Contract]:
+    """Those of all members that are in a list of their member and wait for an approval."""
+    return Contract.objects.filter(is_held=True).exclude(version="")
+
+
 def reason_for_hold(tool: Tool) -> str:
     """Why a tool waits for an approval."""
+    from mcp_runtime.calls import transitions  # late, because commands that only read must start fast
+
     return transitions.reason_for_hold(tool)
+
+
+def poisoned_from() -> int:
+    """The score from which a version counts as poisoned."""
+    from mcp_runtime.contracts import signs  # late, because its patterns take time
+
+    return signs.ALARM
 
 
 def find_contract(member: str, kind: str, name: str) -> Contract:
     """The contract, also of something that left the list. Raises UnknownMemberError, UnknownContractError."""
-    row = find_member(member).contracts.filter(kind=kind, name=name).select_related("member").first()
+    rows = find_member(member).contracts.filter(name=contract_name(name)).select_related("member").order_by("kind")
+    row = rows.filter(kind=kind).first()
     if row is None:
-        raise UnknownContractError(f"member {member!r} never listed {kind} {name!r}")
+        kinds = " and ".join(f"a contract of kind {other}" for other in rows.values_list("kind", flat=True))
+        hint = f"; it has {kinds} with this name" if kinds and name else ""
+        raise UnknownContractError(f"member {member!r} never listed {kind} {name!r}{hint}")
     return row
 
 
@@ -74,6 +90,8 @@ def review(contract: Contract, before: str = "", after: str = "") -> Review:
     old = _version(contract, before or contract.approved_version)
     if before and old is None:
         raise UnknownContractError(f"{contract} of member {contract.member.name!r} has no version {before!r}")
+    from mcp_runtime.contracts.changes import Kind, compare  # late, because commands that only read must start fast
+
     changes = []
     if old is not None:
         changes = compare(cast(Kind, contract.kind), json.loads(old.definition), json.loads(new.definition))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,17 @@ from django.conf import settings
 from django.db import connection
 
 from mcp_runtime.client import remote
-from mcp_runtime.members import logs
+from mcp_runtime.members import log_spans, logs
+from mcp_runtime.members.log_spans import Span
 from mcp_runtime.members.logs import Part
 from mcp_runtime.protocol.errors import ClientError, HttpStatusError, LogUnavailableError
 from mcp_runtime.rows import clock, lease
 from mcp_runtime.secrets import references
 from mcp_runtime.security import log_seals
-from roster.models import GuildMember, Node
+from roster.models import Call, GuildMember, Node
 
-PART_SECONDS, WHOLE_SECONDS = 5.0, 60.0  # for the whole answer of another node
+MAX_LINES_OF_CALL = log_spans.MAX_LINES
+PART_SECONDS, SPAN_SECONDS, WHOLE_SECONDS = 5.0, 10.0, 60.0  # for the whole answer of another node
 MAX_ANSWER = 100_000_000  # bytes. A log and the files that were rotated from it have less
 CHUNK = 65_536
 
@@ -51,6 +54,22 @@ def whole_log(row: GuildMember) -> Iterator[bytes]:
     return itertools.chain([next(chunks, b"")], chunks)
 
 
+def log_of_call(call: Call) -> Span:
+    """The lines of the member's log between the beginning of the call and its end, or now.
+
+    Lines of other calls that ran at the same time are among them. Raises LogUnavailableError.
+    """
+    row, begin = call.member, call.started_at
+    if begin is None:  # it was never sent to the member
+        return Span([])
+    end = call.finished_at or clock.now()
+    node = _other_node(row)
+    # In the time of the database. The clocks of nodes differ by less than the tolerance that they report.
+    chunks = logs.read_whole(_path(row)) if node is None else _request(row, node, {"whole": "1"}, SPAN_SECONDS)
+    with closing(chunks):
+        return log_spans.span(chunks, begin, end)
+
+
 def is_elsewhere(row: GuildMember) -> bool:
     """Whether another node has the log."""
     return _other_node(row) is not None
@@ -76,9 +95,11 @@ def _part(row: GuildMember, node: Node, cursor: str, lines: int) -> Part:
         raise _unavailable(row, node, f"its answer is not a log ({error})") from error
 
 
-def _request(row: GuildMember, node: Node, query: dict[str, str], seconds: float) -> Iterator[bytes]:
+def _request(row: GuildMember, node: Node, query: dict[str, str], seconds: float) -> Generator[bytes]:
     """Ask the node, and yield its answer, within so many seconds in all. Raises LogUnavailableError."""
-    from mcp_runtime.client.transport import Exchange, Transport  # megabytes that only several nodes need
+    # Megabytes that only several nodes need.
+    from mcp_runtime.client.exchanges import Exchange
+    from mcp_runtime.client.transport import Transport
 
     if node.lease_id is None:
         raise _unavailable(row, node, "its runtime is stopped")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.contrib.auth.models import Group
@@ -11,14 +11,15 @@ from django.db.models import Q, QuerySet, TextField
 from django.db.models.functions import Cast
 from django.utils import timezone
 
-from mcp_runtime.agents import transitions
 from mcp_runtime.control.nodes import read_liveness
 from mcp_runtime.control.notify import notify_runtime
-from mcp_runtime.members import discovery
 from mcp_runtime.protocol.errors import MemberDisabledError, RequestRefusedError, UnknownMemberError, UnknownToolError
-from mcp_runtime.rows import lease
+from mcp_runtime.rows import json_rows, lease
 from mcp_runtime.rows.database import short_transaction
 from roster.models import AuditEntry, GuildMember, Hall, Node, Role, Tool
+
+if TYPE_CHECKING:
+    from mcp_runtime.members import discovery
 
 Kind = AuditEntry.Kind
 
@@ -47,7 +48,7 @@ def stop_member(row: GuildMember, *, force: bool = False) -> None:
     Raises MemberInUseError while an agent needs it, unless `force`. Restart and disable do the same.
     """
     if not force:
-        transitions.require_unneeded(row)
+        require_unneeded(row)
     stopped = GuildMember.DesiredState.STOPPED
     _change_desired_state(row, Kind.MEMBER_STOPPED, desired_state=stopped, restart_requested_at=None)
 
@@ -56,7 +57,7 @@ def restart_member(row: GuildMember, *, force: bool = False) -> None:
     """Request a new process with the current manifest."""
     require_enabled(row)
     if not force:
-        transitions.require_unneeded(row)
+        require_unneeded(row)
     if row.manifest_error:
         raise RequestRefusedError(f"member {row.name!r} cannot start: {row.manifest_error}")
     running = GuildMember.DesiredState.RUNNING
@@ -80,7 +81,7 @@ def enable_member(row: GuildMember) -> None:
 def disable_member(row: GuildMember, *, force: bool = False) -> None:
     """Stop the member, and refuse calls to it until it is enabled."""
     if not force:
-        transitions.require_unneeded(row)
+        require_unneeded(row)
     with short_transaction():
         Hall.note_access_change()
         _change_desired_state(row, Kind.MEMBER_DISABLED, enabled=False)
@@ -157,8 +158,18 @@ def set_desired_state(row: GuildMember, **columns: Any) -> None:
     notify_runtime(members=True)
 
 
+def require_unneeded(row: GuildMember) -> None:
+    """Raises MemberInUseError while an agent needs the member."""
+    # Imported late, because the commands that only read must start fast.
+    from mcp_runtime.agents import transitions
+
+    transitions.require_unneeded(row)
+
+
 def sync_roster() -> discovery.SyncReport:
     """Make the rows match the members folder now. The runtime acts on the changes."""
+    from mcp_runtime.members import discovery  # late, as in `require_unneeded`
+
     report = discovery.sync(settings.GUILD_HALL_MEMBERS_DIR)
     notify_runtime(members=True)
     return report
@@ -166,6 +177,8 @@ def sync_roster() -> discovery.SyncReport:
 
 def folders_of_names() -> dict[str, str]:
     """The folder to which each name belongs, in case several folders have the same name."""
+    from mcp_runtime.members import discovery  # late, as in `require_unneeded`
+
     return discovery.owners()
 
 
@@ -203,6 +216,12 @@ def visible_tools() -> Q:
     return Q(listed=True, enabled=True, is_held=False)
 
 
+def tools_version() -> str:
+    """A text that changes with each tool of the hall and its state. It reads no definitions, and no rows one by one."""
+    columns = ("id", "member_id", "position", "version", "listed", "enabled", "is_held")
+    return str(next(iter(json_rows.as_value(Tool.objects.all(), *columns))))
+
+
 # The roster as readers see it -------------------------------------------------------------------------------------
 
 
@@ -228,14 +247,8 @@ def await_heartbeat(say: Callable[[str], None]) -> lease.Holder | None:
 
 
 def true_status(row: GuildMember, *, live_ids: Collection[int]) -> str:
-    """The true status. `live_ids` are the ids of the live nodes.
-
-    A member whose node is not alive is not connected. A folder that cannot be used is an error.
-    """
-    has_runtime = row.node_id in live_ids
-    if row.manifest_error and (not has_runtime or row.status == GuildMember.Status.DISCONNECTED):
-        return GuildMember.Status.ERROR.value
-    return str(row.status) if has_runtime else GuildMember.Status.DISCONNECTED.value
+    """The true status. `live_ids` are the ids of the live nodes."""
+    return row.true_status(live_ids)
 
 
 def true_row(row: GuildMember, *, live_ids: Collection[int]) -> GuildMember:
@@ -243,6 +256,7 @@ def true_row(row: GuildMember, *, live_ids: Collection[int]) -> GuildMember:
     row.status = true_status(row, live_ids=live_ids)
     if row.node_id not in live_ids:
         row.warnings = []
+        row.needs_sign_in = False
         row.pid = row.started_at = row.next_restart_at = row.no_answer_since = None
     return row
 

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db.models import BooleanField, Count, IntegerField, OuterRef, QuerySet, Subquery, Value
 from django.db.models.functions import Now
 
 from mcp_runtime.control.notify import notify_runtime
-from mcp_runtime.members.handover import has_folder, placeable
-from mcp_runtime.nodes.placement import MemberFacts, NodeFacts, place
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownNodeError
-from mcp_runtime.rows import key_fingerprint, lease, ownership
+from mcp_runtime.rows import json_rows, key_fingerprint, lease, ownership
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
 from roster.models import AuditEntry, Call, GuildMember, Node
+
+if TYPE_CHECKING:
+    from mcp_runtime.nodes.placement import NodeFacts
 
 Kind = AuditEntry.Kind
 
@@ -61,13 +64,38 @@ class Liveness:
         return self.owner_of(row) if self.live_ids and row.node_id not in self.live_ids else ""
 
 
+_COLUMNS = ("id", "name", "lease_id", "host", "pid", "identity", "fence_is_on", "url")
+
+
 def read_liveness() -> Liveness:
-    """One query, and one more for each node that has a lease."""
-    columns = ("name", "lease_id", "host", "pid", "identity", "fence_is_on")
-    nodes = {node.pk: node for node in Node.objects.only(*columns)}
+    """One query."""
+    return _liveness_of(lease.with_heartbeats(Node.objects.only(*_COLUMNS).order_by("name")))
+
+
+def _liveness_of(rows: Iterable[Node]) -> Liveness:
+    nodes = {node.pk: node for node in rows}
     live_ids = frozenset(node.pk for node in nodes.values() if lease.is_alive(node))
     dead = [node for node in nodes.values() if node.pk not in live_ids]
     return Liveness(nodes, live_ids, frozenset(node.pk for node in dead if lease.is_irrevocable(node)))
+
+
+def nodes_as_value() -> Subquery:
+    """What `liveness_of_value` needs, as a column of a query about other rows. So the two need one query."""
+    return Subquery(json_rows.as_value(lease.with_heartbeats(Node.objects.all()), *_COLUMNS, "beats"))
+
+
+def liveness_of_value(value: str | None) -> Liveness:
+    """The same as `read_liveness`, from the column of `nodes_as_value`."""
+    return _liveness_of(sorted(map(_node_of_value, json.loads(value or "[]")), key=lambda node: node.name))
+
+
+def _node_of_value(values: list[Any]) -> Node:
+    columns = dict(zip((*_COLUMNS, "beats"), values, strict=True))
+    beats = bool(columns.pop("beats"))  # SQLite has numbers
+    lease_id = columns["lease_id"] and uuid.UUID(columns["lease_id"])
+    node = Node(**{**columns, "lease_id": lease_id, "fence_is_on": bool(columns["fence_is_on"])})
+    vars(node)["beats"] = beats  # as the annotation of `lease.with_heartbeats`
+    return node
 
 
 def live_node_ids() -> frozenset[int]:
@@ -313,6 +341,9 @@ def _misplaced(nodes: dict[int, Node]) -> Iterator[tuple[GuildMember, Node]]:
 
     A draining node gives its members away itself. Members with local state and members that somebody moves stay.
     """
+    from mcp_runtime.members.handover import placeable  # late, because commands that only read must start fast
+    from mcp_runtime.nodes.placement import MemberFacts, place
+
     loads: Counter[int | None] = Counter()
     movable = []
     for row in placeable(GuildMember.objects.filter(node__in=nodes)):
@@ -330,5 +361,8 @@ def _misplaced(nodes: dict[int, Node]) -> Iterator[tuple[GuildMember, Node]]:
 
 
 def _facts(node: Node, movable: list[GuildMember], load: int) -> NodeFacts:
+    from mcp_runtime.members.handover import has_folder  # late, as in `_misplaced`
+    from mcp_runtime.nodes.placement import NodeFacts
+
     folders = {row.name for row in movable if has_folder(node, row)}
     return NodeFacts(node.name, frozenset(node.labels), folders, load, node.is_draining)

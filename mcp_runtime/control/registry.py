@@ -22,7 +22,6 @@ from django.core.cache import cache
 from mcp_runtime.client.remote import plain_http_fault
 from mcp_runtime.protocol.errors import (
     ClientError,
-    HttpStatusError,
     ProtocolError,
     RegistryError,
     RequestRefusedError,
@@ -30,7 +29,6 @@ from mcp_runtime.protocol.errors import (
     UnknownServerError,
 )
 from mcp_runtime.protocol.jsonrpc import storable
-from mcp_runtime.secrets.references import Resolved
 from mcp_runtime.sources.reader import ways
 from mcp_runtime.sources.server_json import Way, is_server_json
 
@@ -186,41 +184,25 @@ def _parsed(body: bytes) -> dict[str, Any]:
 
 
 def _fetch(url: str) -> bytes:
-    from mcp_runtime.client.transport import Exchange, Transport  # the web loads it only when somebody asks
+    from mcp_runtime.client.outside import Guard, Place, ask  # late, because the web loads it only when somebody asks
 
     host = urlsplit(url).hostname or ""
-    exchange = Exchange(require_address=lambda address: _require_address(address, host))
-    transport = Transport(url, connections=1, max_bytes=MAX_BYTES, headers=Resolved())
+    # A company may have its own registry in its network. On this machine it must be in the setting as it is.
+    is_here = host == "localhost" or _is_address(host)
+    guard = Guard((Place.PUBLIC, Place.PRIVATE), url if is_here else "", settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
     try:
-        exchange.begin(None, TIMEOUT)
-        with transport.send("GET", TIMEOUT, exchange, {}) as response:
-            if response.status_code != 200:
-                raise HttpStatusError(response.status_code)
-            return transport.read_body(response)
-    except HttpStatusError as error:
-        if error.status == 404:
-            raise UnknownServerError("the registry does not know this server, or this version of it") from error
-        raise RegistryError(f"the registry answered with HTTP {error.status}") from error
+        answer = ask(url, guard, seconds=TIMEOUT, max_bytes=MAX_BYTES)
     except ClientError as error:
         raise RegistryError(f"the registry at {host} cannot be reached: {error}") from error
-    finally:
-        transport.close()
+    if answer.status == 404:
+        raise UnknownServerError("the registry does not know this server, or this version of it")
+    if answer.status != 200:
+        raise RegistryError(f"the registry answered with HTTP {answer.status}")
+    return answer.body
 
 
-def _require_address(address: str, host: str) -> None:
-    """Raise OSError for a loopback or link-local address, unless the setting names the address itself.
-
-    A private network is allowed, because a company may have its own registry there.
-    """
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    ip = getattr(ip, "ipv4_mapped", None) or ip
-    is_local = ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast
-    if is_local and host != "localhost" and not _is_same(host, ip):
-        raise OSError(f"{host} has the address {address}, which a registry cannot have")
-
-
-def _is_same(host: str, ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_address(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host) == ip
+        return bool(ipaddress.ip_address(host))
     except ValueError:
         return False

@@ -5,22 +5,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
+from django.db.models import Case, OuterRef, Q, QuerySet, Subquery, When
+from django.db.models.functions import Coalesce
 from django.utils import timezone
 
-from mcp_runtime.control.members import set_desired_state
+from mcp_runtime.control.members import members_of_roster, set_desired_state
+from mcp_runtime.control.nodes import read_liveness
+from mcp_runtime.members import kept_id_tokens, secret_uses
 from mcp_runtime.protocol.errors import RequestRefusedError, SecretError, UnknownSecretError
 from mcp_runtime.rows import lease
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
-from mcp_runtime.secrets.references import SECRET_NAME
-from roster.models import AuditEntry, GuildMember, Secret, SecretUse
+from mcp_runtime.secrets.references import MASK, REFERENCE, SECRET_NAME
+from mcp_runtime.sources.clear import is_clear
+from roster.models import AuditEntry, GuildMember, MemberProposal, Secret, SecretUse, StatusChange
 
 Kind = AuditEntry.Kind
 
 KEY_STEPS = ("add", "use", "drop")
+SCHEMES = ("bearer", "basic", "token")  # of a header, before the secret
 
 
 @dataclass(frozen=True)
@@ -68,10 +74,20 @@ def require_usable(value: str) -> None:
 
 def delete_secret(secret: Secret) -> None:
     """Delete it. Members that have its value keep it until they end."""
-    with short_transaction():
-        members = sorted(secret.uses.values_list("member__name", flat=True))
-        AuditEntry.record(Kind.SECRET_DELETED, _name(secret), before={"members": members})
-        secret.delete()
+    secret_uses.delete(secret)
+
+
+def reserved_names() -> set[str]:
+    """Names that a new secret may not have, because they exist or because a proposal waits for them."""
+    names = set(Secret.objects.values_list("name", flat=True))
+    for proposal in MemberProposal.objects.filter(approved_at=None):
+        names |= values.names_in(proposal.manifest)
+    return names
+
+
+def unset_names(names: Collection[str]) -> list[str]:
+    """Those of these names that no secret has, sorted."""
+    return sorted(set(names) - set(Secret.objects.filter(name__in=names).values_list("name", flat=True)))
 
 
 def allow_secret(secret: Secret, member: GuildMember, by: User | None, *, identity: str | None = None) -> None:
@@ -110,6 +126,23 @@ def choose_members(secret: Secret, members: Iterable[GuildMember], by: User | No
             allow_secret(secret, chosen[pk], by)
 
 
+def members_with_old_value(secret: Secret) -> list[GuildMember]:
+    """The members that run with a value from before the secret was last set, by name. A restart gives them the new one.
+
+    A member reads the value just after it gets its port, and a remote server when the hall begins to connect. So a
+    member that is starting and has no port yet will read the new value.
+    """
+    running = (GuildMember.Status.STARTING, GuildMember.Status.CONNECTED)
+    begins = StatusChange.objects.filter(member=OuterRef("pk"), new=GuildMember.Status.STARTING).order_by("-pk")
+    # The row of an automatic restart is written at its end.
+    start = Case(When(status=GuildMember.Status.STARTING, then="status_changed_at"))
+    read_at = Coalesce("port_allocation__allocated_at", start, Subquery(begins.values("created_at")[:1]), "started_at")
+    members = members_of_roster().filter(status__in=running, node__in=read_liveness().live_ids)
+    members = members.exclude(Q(server_url="") & Q(port_allocation=None)).annotate(read_at=read_at)
+    old = members.filter(read_at__lt=secret.changed_at).order_by("name")
+    return [member for member in old if secret.name in values.names_in(member.manifest)]
+
+
 def needs_of(member: GuildMember) -> list[SecretNeed]:
     """The secrets to which its manifest refers, by name."""
     names = values.names_in(member.manifest)
@@ -135,6 +168,14 @@ def changed_parts(use: SecretUse, member: GuildMember) -> list[str]:
     """The keys of the manifest whose values changed since the member was allowed to use the secret."""
     parts = values.parts(member.manifest)
     return sorted(key for key in parts.keys() | use.parts.keys() if parts.get(key) != use.parts.get(key))
+
+
+def shown_text(name: str, value: Any) -> Any:
+    """A value of env or headers for people. It is masked if it could be a secret. References are none."""
+    if not isinstance(value, str):
+        return value if value is None else MASK
+    rest = REFERENCE.sub("", value).replace("${PORT}", "").strip()
+    return value if not rest or rest.lower() in SCHEMES or is_clear(name, rest) else MASK
 
 
 def identity_of(member: GuildMember) -> str:
@@ -172,6 +213,8 @@ def rotate_key(steps: Collection[str]) -> int:
 def _add_key() -> None:
     for secret in Secret.objects.all():  # else the next step fails, and each try would add a key
         values.decrypt(secret)
+    for sign_in in values.sign_ins():
+        values.decrypt_sign_in(sign_in)
     values.key_file().add()
 
 
@@ -179,6 +222,7 @@ def _use_key() -> None:
     if not values.key_file().use_new() and not values.need_old_keys():
         raise RequestRefusedError("no new key was added, and no secret needs an old one; run --step add first")
     values.encrypt_again()
+    kept_id_tokens.encrypt_again()
 
 
 def _drop_keys() -> None:

@@ -5,12 +5,13 @@ A token never has more rights than its creator. Revoking it cancels its calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from django.contrib.auth.models import User
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from mcp_runtime.agents import transitions as agent_transitions
@@ -20,8 +21,9 @@ from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.control.tool_sets import find_tool_set
 from mcp_runtime.protocol.errors import NotAllowedError, RequestRefusedError, UnknownMemberError
 from mcp_runtime.rows.database import short_transaction
+from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
-from roster.models import AuditEntry, GuildMember, Token, TokenLimit, Tool, ToolSet
+from roster.models import AuditEntry, GuildMember, Hall, Token, TokenLimit, Tool, ToolSet
 
 MAX_TOKEN_NAME = Token._meta.get_field("name").max_length or 0
 
@@ -31,7 +33,7 @@ class NewToken:
     """The values of a new token. Without `members`, `tools` and `tool_set` it has the scope of its creator.
 
     Each tool is (member, tool), and `tool_set` a name. `limits` are by the names in Token.LIMITS. A limit that is None
-    or missing is the default of all tokens.
+    or missing is the default of all tokens. In search mode, clients list `pinned_tools` beside the tools that search.
     """
 
     name: str = ""
@@ -40,6 +42,9 @@ class NewToken:
     tool_set: str = ""
     expires_at: datetime | None = None
     limits: Mapping[str, int | None] = field(default_factory=dict)
+    search_mode: bool = False
+    pinned_tools: Sequence[tuple[str, str]] = ()
+    resource: str = ""  # of a grant, see `control.grants`
 
 
 def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[Token, str]:
@@ -57,6 +62,7 @@ def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[Token, s
     limits = {limit.name: _limit(limit, new.limits.get(limit.name), maker) for limit in Token.LIMITS}
     tool_set = _tool_set(new, maker)
     members, tools, scope = ([], [], Token.Scope.TOOLS) if tool_set else _scope(new, maker)
+    pinned_tools = _pinned_tools(new, _names_in_scope(scope, tool_set, members, tools), maker)
     with short_transaction():
         row, token = Token.make(
             user=user,
@@ -67,6 +73,9 @@ def make_token(user: User, new: NewToken, *, maker: Principal) -> tuple[Token, s
             tool_set=tool_set,
             expires_at=_earlier(new.expires_at, maker),
             made_with_id=maker.token_id,
+            search_mode=new.search_mode,
+            pinned_tools=pinned_tools,
+            resource=new.resource,
             **limits,
         )
         AuditEntry.record(AuditEntry.Kind.TOKEN_CREATED, row.audit_name, after=_details(row, members, tools))
@@ -83,6 +92,8 @@ def _details(row: Token, members: Sequence[GuildMember], tools: Sequence[Tool]) 
         "expires_at": row.expires_at,
         "created_with_token": row.made_with and row.made_with.hint,
         **row.own_limits,
+        "search_mode": row.search_mode or None,
+        "pinned_tools": row.pinned_tools,
     }
     return {name: value for name, value in values.items() if value not in (None, [])}
 
@@ -131,10 +142,40 @@ def _tool(maker: Principal, member: str, tool: str) -> Tool:
     return find_tool(member, tool)
 
 
+def _pinned_tools(new: NewToken, in_scope: set[tuple[str, str]] | None, maker: Principal) -> list[str]:
+    """The pinned tools as MEMBER/TOOL. Raises RequestRefusedError for too many, and for one that the token may not use.
+
+    `in_scope` is what `_names_in_scope` returns.
+    """
+    pairs = list(dict.fromkeys(new.pinned_tools))
+    if pairs and not new.search_mode:
+        raise RequestRefusedError("a token has pinned tools only in search mode; other tokens list all tools")
+    if len(pairs) > Token.MAX_PINNED:
+        raise RequestRefusedError(f"a token can have {Token.MAX_PINNED} pinned tools, not {len(pairs)}")
+    for member, tool in pairs:
+        _tool(maker, member, tool)
+        if in_scope is not None and not in_scope & {(member, ""), (member, tool)}:
+            raise RequestRefusedError(f"the token is not for tool {tool!r} of member {member!r}, so it cannot pin it")
+    return [f"{member}/{tool}" for member, tool in pairs]
+
+
+def _names_in_scope(
+    scope: Token.Scope, tool_set: ToolSet | None, members: Sequence[GuildMember], tools: Sequence[Tool]
+) -> set[tuple[str, str]] | None:
+    """The members and tools of a scope, each (member, tool) or (member, ""). None for everything."""
+    if tool_set is not None:
+        return set(tool_set.entries.values_list("member__name", "tool_name"))
+    if scope == Token.Scope.ALL:
+        return None
+    return {(member.name, "") for member in members} | {(tool.member.name, tool.name) for tool in tools}
+
+
 def _earlier(end: datetime | None, maker: Principal) -> datetime | None:
-    if maker.expires_at is None or end is None:
-        return end or maker.expires_at
-    if end > maker.expires_at:
+    # Of the row, because the principal also ends when its user has not used single sign-on for too long.
+    makers = Token.objects.filter(pk__in=[maker.token_id]).values_list("expires_at", flat=True).first()
+    if makers is None or end is None:
+        return end or makers
+    if end > makers:
         raise NotAllowedError("A token cannot create a token that expires later.")
     return end
 
@@ -153,15 +194,53 @@ def _limit(limit: TokenLimit, value: int | None, maker: Principal) -> int | None
     return value
 
 
-def revoke_token(row: Token) -> None:
+def narrow_token(row: Token, tools: Collection[tuple[str, str]]) -> None:
+    """Give the token the scope of these tools, each (member, tool). Its pinned tools that are not among them go.
+
+    Raises RequestRefusedError if it is revoked or for a tool set, if it has no access to one of them, or if there are
+    none.
+    """
+    if not tools:
+        raise RequestRefusedError("a token without tools gives no access; revoke it instead")
+    with short_transaction():
+        Hall.note_access_change()
+        row = Token.objects.select_for_update().get(pk=row.pk)
+        if row.revoked_at is not None:
+            raise RequestRefusedError("the token was revoked")
+        if row.tool_set_id is not None:
+            raise RequestRefusedError("the token follows its tool set, so trim the tool set in its place")
+        principal = principals.principal_of_row(row)
+        for member, tool in tools:
+            if not principal.may_invoke(member, tool):
+                raise RequestRefusedError(f"the token is not for tool {tool!r} of member {member!r}")
+        kept = [tool for tool in _rows_of(tools) if (tool.member.name, tool.name) in tools]
+        before = _details(row, list(row.members.all()), list(row.tools.select_related("member")))
+        names = {f"{member}/{tool}" for member, tool in tools}
+        row.scope = Token.Scope.TOOLS
+        row.pinned_tools = [name for name in row.pinned_tools if name in names]
+        # Not `save`: its entry in the audit log would lack the members and tools.
+        Token.objects.filter(pk=row.pk).update(scope=row.scope, pinned_tools=row.pinned_tools)
+        row.members.clear()
+        row.tools.set(kept)
+        after = _details(row, [], kept)
+        AuditEntry.record(AuditEntry.Kind.TOKEN_CHANGED, row.audit_name, before=before, after=after)
+
+
+def _rows_of(tools: Collection[tuple[str, str]]) -> QuerySet[Tool]:
+    rows = Tool.objects.filter(member__name__in={member for member, _ in tools}, name__in={name for _, name in tools})
+    return rows.filter(member__removed_at=None).select_related("member").defer("definition")
+
+
+def revoke_token(row: Token, reason: str = "") -> None:
     """Revoke the token and all tokens created with it. Cancels their queued calls, and stops their agents."""
     with short_transaction():
         token_ids = row.revoke()
         transitions.cancel_calls_of_tokens(token_ids)
         messages = agent_transitions.stop_messages_of_tokens(token_ids)
         others = Token.objects.filter(pk__in=token_ids).exclude(pk=row.pk).order_by("pk").values_list("hint", flat=True)
-        details = {"tokens_created_with_it": list(others)} if others else None
-        AuditEntry.record(AuditEntry.Kind.TOKEN_REVOKED, row.audit_name, after=details)
+        details = {"tokens_created_with_it": list(others), "reason": reason}
+        after = {name: value for name, value in details.items() if value}
+        AuditEntry.record(AuditEntry.Kind.TOKEN_REVOKED, row.audit_name, after=after or None)
     if messages:
         notify_runtime(members=True)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from django.contrib.auth.models import Group, User
 from django.db import IntegrityError
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from mcp_runtime.control.members import members_of_roster, visible_tools
@@ -20,14 +21,13 @@ from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownMemberError, UnknownToolError, UnknownToolSetError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.security.access import Principal
-from roster.models import AuditEntry, GuildMember, Hall, Role, Tool, ToolSet, ToolSetEntry
+from roster.models import AuditEntry, Call, GuildMember, Hall, Role, Tool, ToolSet, ToolSetEntry
 
 __all__ = ["Entry"]
 
 Kind = AuditEntry.Kind
 
 MAX_SETS = 500
-MAX_CHOICES = 2_000
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
@@ -67,6 +67,37 @@ def find_tool_set(name: str, principal: Principal) -> ToolSet:
     if row is None:
         raise UnknownToolSetError(f"the hall has no tool set {name[:100]!r}")
     return row
+
+
+class ToolSetsOfCalls:
+    """What a reader of calls may know about the tool sets at whose addresses they were made.
+
+    In calls of others a tool set that does not exist for the reader is none. A deleted one may have been reserved, so
+    only superusers see its name there.
+    """
+
+    def __init__(self, principal: Principal, *, is_superuser: bool) -> None:
+        self._principal, self._is_superuser = principal, is_superuser
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The tool sets that exist for the reader."""
+        return frozenset(visible_tool_sets(self._principal).values_list("name", flat=True))
+
+    def of(self, call: Call) -> str | None:
+        """The name of the tool set. Queries the database only for calls of others."""
+        if not call.tool_set or self._is_superuser or self._is_own(call) or call.tool_set in self.names:
+            return call.tool_set or None
+        return None
+
+    def calls_through(self, name: str) -> Q:
+        """The calls for which `of` returns this name."""
+        if self._is_superuser or name in self.names:
+            return Q(tool_set=name)
+        return Q(tool_set=name, requested_by__isnull=False, requested_by=self._principal.user_id)
+
+    def _is_own(self, call: Call) -> bool:
+        return call.requested_by_id is not None and call.requested_by_id == self._principal.user_id
 
 
 # Changes ----------------------------------------------------------------------------------------------------------
@@ -118,6 +149,32 @@ def change_tool_set(row: ToolSet, values: Values, principal: Principal) -> None:
         if changed:
             sides = [{key: side[key] for key in changed if key in side} for side in (before, after)]
             AuditEntry.record(Kind.TOOL_SET_CHANGED, _audit_name(row), before=sides[0], after=sides[1])
+
+
+def drop_tools(row: ToolSet, tools: Collection[tuple[str, str]], principal: Principal) -> None:
+    """Remove these tools, each (member, tool), from the tool set. In the place of a member come its other tools.
+
+    Raises RequestRefusedError, UnknownToolSetError.
+    """
+    with short_transaction():
+        Hall.note_access_change()
+        _read_again(row)
+        entries = entries_of(row, principal)
+        single = {(entry.member, entry.tool) for entry in entries}
+        kept: list[Entry] = []
+        for entry in entries:
+            if entry.tool or not any(member == entry.member for member, _ in tools):
+                kept += [] if (entry.member, entry.tool) in tools else [entry]
+                continue
+            # Also its tools that are disabled or held now, because they come back.
+            names = Tool.objects.filter(member__name=entry.member, listed=True).order_by("position")
+            kept += [
+                Entry(entry.member, tool)
+                for tool in names.values_list("name", flat=True)
+                if not {(entry.member, tool)} & (single | set(tools))
+            ]
+        groups = list(row.groups.all())
+        change_tool_set(row, Values(row.name, row.title, row.description, groups, kept), principal)
 
 
 def delete_tool_set(row: ToolSet) -> None:
@@ -199,12 +256,13 @@ def _set_entries(row: ToolSet, entries: Sequence[Entry], principal: Principal) -
 def _require_possible_entries(
     row: ToolSet | None, entries: Sequence[Entry], principal: Principal
 ) -> tuple[dict[str, GuildMember], list[ToolSetEntry]]:
-    """Return the members of the entries by name, and the entries of the row that are hidden from the principal.
+    """Return the members of the entries by name, and the entries of the row that stay as they are.
 
-    Raises RequestRefusedError if two tools would have the same name.
+    These are hidden from the principal, or their members are removed and may come back from the trash. Raises
+    RequestRefusedError if two tools would have the same name.
     """
     old = list(row.entries.select_related("member")) if row else []
-    hidden = [entry for entry in old if not principal.reaches(entry.member.name)]
+    hidden = [entry for entry in old if entry.member.removed_at or not principal.reaches(entry.member.name)]
     members = _members(entries, principal)
     _require_tools(entries, members, {(entry.member_id, entry.tool_name) for entry in old})
     hidden_entries = [_entry(entry) for entry in hidden]
@@ -313,11 +371,15 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def choices(principal: Principal) -> list[str]:
-    """What the principal may put into a tool set: each member, and each of its tools as MEMBER/TOOL."""
-    names = [name for name in members_of_roster().values_list("name", flat=True) if principal.reaches(name)]
+def choices(principal: Principal, words: Sequence[str] = (), *, limit: int) -> list[str]:
+    """What the principal may put into a tool set: members, and tools as MEMBER/TOOL, of each at most `limit`.
+
+    Each of the words is in the name of the member or of the tool.
+    """
+    names = sorted(name for name in members_of_roster().values_list("name", flat=True) if principal.reaches(name))
+    members = [name for name in names if all(word in name.casefold() for word in words)]
     tools = Tool.objects.filter(visible_tools(), member__name__in=names).order_by("member__name", "position")
-    by_member: dict[str, list[str]] = {name: [name] for name in sorted(names)}
-    for member, tool in tools.values_list("member__name", "name")[:MAX_CHOICES]:
-        by_member[member].append(f"{member}/{tool}")
-    return [choice for each in by_member.values() for choice in each]
+    for word in words:
+        tools = tools.filter(Q(name__icontains=word) | Q(member__name__icontains=word))
+    pairs = tools.values_list("member__name", "name")[:limit]
+    return [*members[:limit], *(f"{member}/{tool}" for member, tool in pairs)]

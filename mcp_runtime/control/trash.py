@@ -10,8 +10,7 @@ from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from mcp_runtime.agents import transitions
-from mcp_runtime.control.members import find_member, record_of_member
+from mcp_runtime.control.members import find_member, record_of_member, require_unneeded
 from mcp_runtime.control.notify import notify_runtime
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownMemberError
 from mcp_runtime.rows.database import short_transaction
@@ -38,7 +37,7 @@ def remove_member(row: GuildMember, by: User | None, *, force: bool = False) -> 
     Raises MemberInUseError while an agent needs it, unless `force`. Raises UnknownMemberError and RequestRefusedError.
     """
     if not force:
-        transitions.require_unneeded(row)
+        require_unneeded(row)
     with short_transaction():
         list(Hall.objects.select_for_update())
         row = find_member(row.name)

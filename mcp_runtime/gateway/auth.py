@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 
 from django.db import connection
 
+from mcp_runtime.gateway.outside_tokens import OutsideTokens
 from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.rows.changes import SqliteChanges
 from mcp_runtime.rows.database import unit_of_work
-from mcp_runtime.security import principals
+from mcp_runtime.security import passes, principals, resources
 from mcp_runtime.security.access import Principal
 
 MAX_PRINCIPALS = 10_000
@@ -27,7 +29,7 @@ COMPARE_IDLE_SECONDS = 10.0
 COMPARE_PAUSE = 20
 MISSING = (
     "No token: send Authorization: Bearer gh_... "
-    "(manage.py create_token creates one; the file local-token in the hall's data folder contains one)."
+    "(guildhall create_token creates one; the file local-token in the hall's data folder contains one)."
 )
 
 
@@ -39,15 +41,17 @@ class Principals:
 
     def __init__(self) -> None:
         self._cache: dict[bytes, Principal] = {}
+        self._outside = OutsideTokens()
         self._age = 0
 
     def forget(self) -> None:
         self._cache.clear()
+        self._outside.forget_principals()
         self._age += 1
 
     def cached_principals(self) -> list[Principal]:
         """Return all cached principals. Any thread may call this."""
-        return list(self._cache.values())
+        return [*self._cache.values(), *self._outside.cached_principals()]
 
     async def principal(self, authorization: bytes | None) -> Principal:
         """Return the principal of this Authorization header. Raise TokenError if there is none."""
@@ -60,8 +64,13 @@ class Principals:
 
     async def _look_up(self, authorization: bytes) -> Principal:
         scheme, _, token = authorization.decode("latin-1").strip().partition(" ")
+        if scheme.lower() == passes.SCHEME:  # each is for one request, so it is not cached
+            look_up = partial(passes.principal_of, token.strip())
+            return await asyncio.get_running_loop().run_in_executor(None, unit_of_work, look_up)
         if scheme.lower() not in ("bearer", "token") or not token.strip():
             raise TokenError(MISSING)
+        if resources.may_be_outside_token(token):
+            return await self._outside.principal(token.strip())
         age = self._age
         look = principals.principal_of_token
         principal = await asyncio.get_running_loop().run_in_executor(

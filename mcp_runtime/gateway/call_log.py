@@ -22,6 +22,7 @@ import msgspec
 from django.db import Error, connection
 from msgspec import Raw
 
+from mcp_runtime.calls import search_texts
 from mcp_runtime.calls.transitions import Outcome
 from mcp_runtime.gateway import call_rows, envelope
 from mcp_runtime.gateway.call_rows import Row
@@ -62,6 +63,7 @@ CUT = mcp.CUT
 # CPU time to search the arguments of one call for secrets. All other records wait for it. The search pauses between its
 # steps, so it takes four times as long by the clock.
 SECRETS_SECONDS = 0.1
+_UNKNOWN = object()
 
 
 @dataclass(eq=False, slots=True)
@@ -324,7 +326,7 @@ class Recorder:
         if outcome is None:
             outcome, result, error_data = self._outcome(call)
         principal = call.principal
-        arguments, paths = self._arguments(call)
+        arguments, paths, masked_arguments = self._arguments(call)
         started_at, finished_at = clock.of_local(call.started_at), clock.of_local(call.finished_at)
         return {
             "member_id": call.member_id,
@@ -347,7 +349,18 @@ class Recorder:
             "error_message": jsonrpc.storable(outcome.error_message) if outcome.error_message else "",
             "error_code": outcome.error_code,
             "error_data": error_data,
+            "search_text": self._search_text(masked_arguments, paths, outcome),
         }
+
+    def _search_text(self, masked_arguments: Any, paths: list[list[str | int]], outcome: Outcome) -> str | None:
+        """Return the words of the stored parts. If the call has secrets, the outcome may repeat them."""
+        if not self._max_bytes or masked_arguments is _UNKNOWN:
+            return None
+        if paths:
+            return search_texts.searchable(masked_arguments, "", "")
+        return search_texts.searchable(
+            masked_arguments, outcome.result_text[: self._max_bytes], jsonrpc.storable(outcome.error_message)
+        )
 
     def _outcome(self, call: FinishedCall) -> tuple[Outcome, str | None, str | None]:
         """Return the outcome in the response, and the stored parts of its result and error data as JSON."""
@@ -384,7 +397,8 @@ class Recorder:
     ) -> tuple[Outcome, str | None, None]:
         result_json = encoded if self._max_bytes else None
         if not is_error:
-            return Outcome(Status.SUCCEEDED), result_json, None
+            text = search_texts.text_of_result(result) if self._max_bytes else ""
+            return Outcome(Status.SUCCEEDED, result_text=text), result_json, None
         error_text = mcp.text_of(result)[:2000] or "the tool reported an error"
         return Outcome.of_error(ToolError(error_text, {}), member=call.member, tool=call.tool), result_json, None
 
@@ -411,18 +425,20 @@ class Recorder:
             return None
         return None if tool is None else json.dumps(tool.input_schema)
 
-    def _arguments(self, call: FinishedCall) -> tuple[str, list[list[str | int]]]:
-        """Return the stored part of a call's arguments as JSON without secrets, and the paths of the secrets."""
+    def _arguments(self, call: FinishedCall) -> tuple[str, list[list[str | int]], Any]:
+        """Return the stored part of a call's arguments as JSON without secrets, the paths of the secrets, and its
+        value for the search. That is None if they are not stored, and _UNKNOWN if they may have had secrets.
+        """
         arguments = call.arguments if isinstance(call.arguments, dict) else {}
         is_large = call.size > LARGE
         if not self._max_bytes:
-            return "{}", []
+            return "{}", [], None
         schema = call.schema
         if schema is None and not is_large:
             schema = self._current_schema(call)
         if is_large and schema != "":
             # Do not store it. The search for secrets would take long, and the event loop could not run meanwhile.
-            return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), []
+            return jsonrpc.encode({CUT: {"bytes": call.size, "beginning": ""}}).decode(), [], _UNKNOWN
         # Most schemas mark no secrets, and the search takes as long as everything else together.
         paths: list[list[str | int]] = []
         if schema:
@@ -435,10 +451,10 @@ class Recorder:
         if len(encoded) <= self._max_bytes and jsonrpc.is_unstorable(encoded):
             encoded = jsonrpc.encode(jsonrpc.storable(masked))
         if len(encoded) <= self._max_bytes:
-            return encoded.decode(), paths
+            return encoded.decode(), paths, masked
         beginning = encoded[: self._max_bytes].decode("utf-8", "replace")
         size = call.size if is_large else len(encoded)
-        return jsonrpc.encode({CUT: {"bytes": size, "beginning": beginning}}).decode(), paths
+        return jsonrpc.encode({CUT: {"bytes": size, "beginning": beginning}}).decode(), paths, beginning
 
 
 def _result_of(body: bytes) -> Raw | None:

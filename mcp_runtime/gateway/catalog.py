@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from django.db.models import Q, TextField
-from django.db.models.functions import Cast
-
 from mcp_runtime.client import quick_json
 from mcp_runtime.gateway import tool_sets
 from mcp_runtime.gateway.tool_sets import OfferedSet
-from mcp_runtime.members import contracts
+from mcp_runtime.members import search_tools
+from mcp_runtime.members.extras import Disabled, Holds, ListedExtras
 from mcp_runtime.members.tool_sets import Entry as SetEntry
 from mcp_runtime.members.tool_sets import listing
 from mcp_runtime.protocol import mcp
-from mcp_runtime.schemas import secrets
 from mcp_runtime.security.access import Principal
-from roster.models import Agent, Contract, GuildMember, MemberExtras, Tool
 
 RESOURCE_PREFIX = "guild://"
 # The key of each list method's result.
@@ -63,7 +58,35 @@ class OfferedTool:
     parameter_headers: Mapping[mcp.Place, str]  # headers that repeat an argument, by its place
     version: str = ""  # of its contract
     needs_task: bool = False  # it runs only as a task, which `/mcp` does not support
+    only_reads: bool = False  # the agreed version of its contract says so
     digest: bytes = b""  # of everything that it was created from
+
+
+@dataclass(frozen=True, slots=True)
+class ListedTool:
+    """A tool under the name that it has at an address. Only a tool set changes names and descriptions."""
+
+    name: str
+    tool: OfferedTool
+    new_description: str = ""
+
+    @property
+    def key(self) -> tuple[bytes, str, str]:
+        """What its definition at the address depends on."""
+        return self.tool.digest or self.tool.own_json, self.name, self.new_description
+
+    def is_for(self, principal: Principal) -> bool:
+        return principal.may_invoke(self.tool.member, self.tool.name)
+
+    def is_pinned_by(self, principal: Principal) -> bool:
+        """Return whether the client lists it beside the tools that search."""
+        return (self.tool.member, self.tool.name) in principal.pinned and self.name not in search_tools.NAMES
+
+    @property
+    def definition(self) -> bytes:
+        if self.name == self.tool.listed_name and not self.new_description:
+            return self.tool.listed_json
+        return tool_sets.with_new_texts(self.tool.listed_json, self.name, self.new_description)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +107,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """Prompts, resources and resource templates of a member."""
+    """Prompts, resources and resource templates of a member that clients can use. `listed` has the others too."""
 
     prompts: tuple[Entry, ...] = ()
     resources: tuple[Entry, ...] = ()
     templates: tuple[Entry, ...] = ()
+    listed: ListedExtras = field(default_factory=ListedExtras)
+    holds: Holds = field(default_factory=dict, compare=False)  # of the member's contracts
+    disabled: Disabled = field(default_factory=dict, compare=False)
     digest: str = field(default="", compare=False)  # of the row
     _uris: frozenset[str] = field(init=False, compare=False)
     _literals: tuple[tuple[str, ...], ...] = field(init=False, compare=False)
@@ -139,11 +165,17 @@ class OfferedMember:
 class Selection:
     """The members that an address selects. None selects all. The principal decides which of them a token may use.
 
-    At the address of a tool set, `members` are those that are in it as a whole. It may also have tools of others.
+    At the address of a tool set, `members` are those that are in it as a whole. It may also have tools of others. With
+    `searches`, tools are found with a search, and the list has only the tools for that.
     """
 
     members: frozenset[str] | None = None
     tool_set: str = ""
+    searches: bool = False
+
+    def is_searched_by(self, principal: Principal) -> bool:
+        """Return whether this client searches for tools here, because of the address or of its token."""
+        return self.searches or principal.searches
 
     def has(self, member: str) -> bool:
         """Return whether everything of the member is selected, with prompts and resources."""
@@ -168,6 +200,10 @@ class Place:
     selection: Selection
     member: str | None = None
     is_forwarded: bool = False
+
+    def is_searched_by(self, principal: Principal) -> bool:
+        """Return whether this client searches for tools here. At a member's own path nobody does."""
+        return self.member is None and self.selection.is_searched_by(principal)
 
 
 SetTool = tuple[OfferedTool, SetEntry]
@@ -226,13 +262,21 @@ class Roster:
     _set_tools: dict[str, Mapping[str, SetTool]] = field(default_factory=dict, init=False, compare=False, repr=False)
     _lists: _Lists = field(default_factory=_Lists, init=False, compare=False, repr=False)
 
-    def tools_for(self, principal: Principal, selection: Selection) -> list[OfferedTool]:
-        """Return the tools that this client may call, by member and in each member's own order."""
+    def tools_at(self, selection: Selection) -> list[ListedTool]:
+        """Return the selected tools that run without a task, under the names that they have at this address."""
+        if selection.tool_set:
+            in_set = self.tools_of_set(selection.tool_set).items()
+            listed = (ListedTool(name, tool, entry.new_description) for name, (tool, entry) in in_set)
+            return [each for each in listed if not each.tool.needs_task]
         return [
-            tool
-            for tool in self.tools.values()
-            if selection.has(tool.member) and not tool.needs_task and principal.may_invoke(tool.member, tool.name)
+            ListedTool(name, tool)
+            for name, tool in self.tools.items()
+            if selection.has(tool.member) and not tool.needs_task
         ]
+
+    def listed_tools(self, principal: Principal, selection: Selection) -> list[ListedTool]:
+        """Return the tools that this client may call, by member and in each member's own order."""
+        return [each for each in self.tools_at(selection) if each.is_for(principal)]
 
     def selection_of_set(self, name: str) -> Selection | None:
         """Return what the tool set selects now, or None if there is no such set."""
@@ -255,16 +299,6 @@ class Roster:
                 self._set_tools[name] = tools
         return tools
 
-    def _definitions_in_set(self, name: str, principal: Principal) -> list[bytes]:
-        """Return the definitions of the tools that this client may call, as the set lists them."""
-        return [
-            tool.listed_json
-            if listed_name == tool.listed_name and not entry.new_description
-            else tool_sets.with_new_texts(tool.listed_json, listed_name, entry.new_description)
-            for listed_name, (tool, entry) in self.tools_of_set(name).items()
-            if not tool.needs_task and principal.may_invoke(tool.member, tool.name)
-        ]
-
     def list_of(self, kind: str, principal: Principal, selection: Selection) -> bytes:
         """Return a list as JSON, and cache it. `kind` is tools, prompts, resources or resourceTemplates."""
         return self._list(kind, principal, selection).entries
@@ -284,10 +318,13 @@ class Roster:
         return cached_list
 
     def _entries(self, kind: str, principal: Principal, selection: Selection) -> Iterable[bytes]:
-        if kind == "tools" and selection.tool_set:
-            return self._definitions_in_set(selection.tool_set, principal)
         if kind == "tools":
-            return [tool.listed_json for tool in self.tools_for(principal, selection)]
+            tools = self.listed_tools(principal, selection)
+            if not selection.is_searched_by(principal):
+                return [tool.definition for tool in tools]
+            servers = () if selection.tool_set else dict.fromkeys(each.tool.member for each in tools)
+            pinned = (tool.definition for tool in tools if tool.is_pinned_by(principal))
+            return [*search_tools.definitions(servers), *pinned]
         names = [name for name in self.members if selection.has(name) and principal.may_use_all(name)]
         return [entry.listed_json for name in names if name in self.extras for entry in self.extras[name].entries(kind)]
 
@@ -303,6 +340,22 @@ class Roster:
         """Return the member of a resource and the member's URI for it, or None if no member or several have it."""
         owners = self.owners_of(uri, principal, selection)
         return owners[0] if len(owners) == 1 else None
+
+    def blocked_prompt(self, listed_name: str) -> tuple[str, str] | None:
+        """Return the member of a prompt that nobody can use now, and the member's name for it."""
+        for name, extras in self.extras.items():
+            for prompt in extras.listed.hidden("prompts"):
+                if mcp.qualified_name(name, prompt) == listed_name:
+                    return name, prompt
+        return None
+
+    def blocked_owners_of(self, uri: str, principal: Principal, selection: Selection) -> list[tuple[str, str]]:
+        """Return all pairs of a member and this URI, if nobody can use it at this member now."""
+        return [
+            (name, uri)
+            for name, extras in self.extras.items()
+            if selection.has(name) and principal.may_use_all(name) and extras.listed.block_of_uri(uri)
+        ]
 
     def owners_of(self, uri: str, principal: Principal, selection: Selection) -> list[tuple[str, str]]:
         """Return all pairs of a member and its own URI that `uri` may mean.
@@ -330,7 +383,7 @@ def entry(member: str, kind: str, definition: dict[str, Any]) -> Entry | None:
     """Return an entry for a member's prompt, resource or template, or None if it has no valid name or URI."""
     name = KEYS[kind]
     key = definition.get(name)
-    if not isinstance(key, str):
+    if not isinstance(key, str) or not key:
         return None
     listed_name = mcp.qualified_name(member, key) if kind == "prompts" else resource_uri(member, key)
     listed_definition = mcp.offered_entry(definition, name, listed_name)
@@ -369,121 +422,3 @@ def literals_match(literals: tuple[str, ...], uri: str) -> bool:
             return False
         at += len(part)
     return at <= end
-
-
-def members_of_agent(agent_id: int, user_id: int | None) -> frozenset[str] | None:
-    """Return the members of an agent that the user or the operator created, or None if there is none."""
-    agent = Agent.objects.filter(Q(created_by=None) | Q(created_by=user_id), pk=agent_id).first()
-    return None if agent is None else frozenset(agent.members.values_list("name", flat=True))
-
-
-# From rows --------------------------------------------------------------------------------------------------------
-
-
-def load(before: Roster) -> Roster:
-    """Load the roster from the database: enabled members whose folder exists, their enabled tools, and their extras.
-
-    Reuse the tools and extras that have not changed since `before`. Decoding and encoding a large definition blocks all
-    other threads for tens of milliseconds, and any client can cause frequent reloads.
-    """
-    member_columns = ("name", "display_name", "manifest", "capabilities", "server_info", "instructions")
-    rows = list(GuildMember.objects.filter(enabled=True, removed_at=None).only(*member_columns).order_by("name"))
-    tools: dict[int, dict[str, OfferedTool]] = {row.pk: {} for row in rows}
-    hidden: dict[int, set[str]] = {row.pk: set() for row in rows}
-    names = {row.pk: row.name for row in rows}
-    tool_rows = Tool.objects.filter(listed=True, enabled=True, is_held=False, member_id__in=names).order_by("position")
-    previous_tools = {tool.digest: tool for member in before.members.values() for tool in member.tools.values()}
-    columns = ("member_id", "name", Cast("definition", TextField()), "schema_error", "version")
-    for member_id, name, definition, fault, version in tool_rows.values_list(*columns):
-        content = f"{names[member_id]}\0{name}\0{bool(fault)}\0{version}\0{definition}"
-        digest = hashlib.sha256(content.encode()).digest()
-        tools[member_id][name] = previous_tools.get(digest) or _tool(
-            names[member_id], name, json.loads(definition), digest, version, has_schema=not fault
-        )
-    # Include disabled tools that the member does not list now. It may accept a call anyway, or list them again soon.
-    for member_id, name in Tool.objects.filter(enabled=False, member_id__in=names).values_list("member_id", "name"):
-        hidden[member_id].add(name)
-    held: dict[int, dict[str, str]] = {row.pk: {} for row in rows}
-    held_rows = Contract.objects.filter(is_held=True, kind=Contract.Kind.TOOL, member_id__in=names).order_by("pk")
-    for member_id, name, reason in held_rows.values_list("member_id", "name", "reason"):
-        held[member_id][name] = reason
-        hidden[member_id].add(name)
-    members = {row.name: _member(row, tools[row.pk], frozenset(hidden[row.pk]), held[row.pk]) for row in rows}
-    held_names = {mcp.qualified_name(names[pk], name): (names[pk], name) for pk in held for name in held[pk]}
-    by_listed_name = {tool.listed_name: tool for member in members.values() for tool in member.tools.values()}
-    return Roster(members, by_listed_name, held_names, _load_extras(names, before.extras), tool_sets.load())
-
-
-def _load_extras(names: Mapping[int, str], before: Mapping[str, Extras]) -> dict[str, Extras]:
-    """Load the extras of the members with these ids and names. Only the changed ones are read whole."""
-    digests = dict(MemberExtras.objects.filter(member_id__in=names).values_list("member_id", "digest"))
-    before_by_id = {pk: before.get(names[pk], Extras()) for pk in digests}
-    known = {pk: extras for pk, extras in before_by_id.items() if extras.digest == digests[pk]}
-    changed_rows = MemberExtras.objects.filter(member_id__in=digests.keys() - known.keys())
-    loaded = {row.member_id: _extras(names[row.member_id], row) for row in changed_rows.iterator(chunk_size=1)}
-    extras = known | loaded
-    return {name: extras[pk] for pk, name in names.items() if pk in extras}
-
-
-def _extras(member: str, row: MemberExtras) -> Extras:
-    def entries(kind: str, definitions: list[dict[str, Any]]) -> tuple[Entry, ...]:
-        return tuple(filter(None, (entry(member, kind, definition) for definition in definitions)))
-
-    return Extras(
-        entries("prompts", row.prompts),
-        entries("resources", row.resources),
-        entries("resourceTemplates", row.resource_templates),
-        row.digest,
-    )
-
-
-def _tool(
-    member: str, name: str, definition: dict[str, Any], digest: bytes, version: str, *, has_schema: bool
-) -> OfferedTool:
-    listed_name = mcp.qualified_name(member, name)
-    listed_definition = mcp.offered_definition(definition, listed_name, has_schema=has_schema)
-    # Not the schema in `listed_definition`, which has none if it is invalid. An invalid schema can still mark secrets.
-    schema = definition.get("inputSchema")
-    text = json.dumps(schema) if isinstance(schema, dict) else "{}"
-    return OfferedTool(
-        member=member,
-        name=name,
-        listed_name=listed_name,
-        own_json=quick_json.encode(definition),
-        listed_json=quick_json.encode(listed_definition),
-        secretive_schema=text if secrets.may_mark_secrets(text) else "",
-        parameter_headers=_parameter_headers(schema, text),
-        version=version,
-        needs_task=mcp.needs_task(definition),
-        digest=digest,
-    )
-
-
-def _parameter_headers(schema: Any, text: str) -> Mapping[mcp.Place, str]:
-    """Return the headers that a schema asks for, or none if it is invalid. Most ask for none and are skipped."""
-    if "x-mcp-header" not in text:
-        return {}
-    try:
-        return mcp.parameter_headers(schema)
-    except ValueError:
-        return {}
-
-
-def _member(
-    row: GuildMember, tools: Mapping[str, OfferedTool], hidden: frozenset[str], held: Mapping[str, str]
-) -> OfferedMember:
-    return OfferedMember(
-        pk=row.pk,
-        name=row.name,
-        title=row.title,
-        capabilities=row.capabilities,
-        server_info=row.server_info,
-        instructions=row.instructions,
-        timeout=row.call_timeout,
-        tool_timeouts=row.manifest.get("tool_timeouts", {}),
-        max_concurrency=row.max_concurrency,
-        tools=tools,
-        hidden=hidden,
-        held=held,
-        holds_changes=contracts.policy_of(row.manifest) == contracts.Policy.HOLD,
-    )

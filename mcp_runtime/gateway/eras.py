@@ -21,7 +21,6 @@ from mcp_runtime.protocol.mcp import HANDSHAKE_VERSIONS, META, MODERN_VERSION
 SUPPORTED = [MODERN_VERSION, *reversed(HANDSHAKE_VERSIONS)]
 
 RESOURCE_NOT_FOUND = -32002  # up to 2025-11-25
-URL_ELICITATION_REQUIRED = -32042  # only in 2025-11-25
 # Methods that exist only in sessions.
 REMOVED = frozenset({
     "initialize",
@@ -147,7 +146,7 @@ def for_modern(method: str, params: Mapping[str, Any], response: dict[str, Any])
         error, code = fields(response["error"]), error_code(response)
         if code == RESOURCE_NOT_FOUND and method == "resources/read":
             error = {**error, "code": INVALID_PARAMS, "data": {**_data(error), "uri": params.get("uri")}}
-        elif code == URL_ELICITATION_REQUIRED:
+        elif code == mcp.URL_ELICITATION_REQUIRED:
             error = {**error, "code": INTERNAL_ERROR}
         return {**response, "error": error}
     extra = UNCACHED if method in CACHEABLE else {}

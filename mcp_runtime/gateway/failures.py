@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mcp_runtime.gateway import sign_in_pages
 from mcp_runtime.gateway.messages import Request
 from mcp_runtime.protocol.errors import (
     CallFailedError,
@@ -16,6 +17,7 @@ from mcp_runtime.protocol.errors import (
     MethodError,
     RemoteError,
     RequestTimeoutError,
+    SignInNeededError,
 )
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 
@@ -37,8 +39,15 @@ def held(member: str, refusal: str) -> MethodError:
     return MethodError(INVALID_PARAMS, refusal, {"member": member, "kind": "held"})
 
 
+def disabled(member: str, refusal: str) -> MethodError:
+    """Somebody disabled a prompt, a resource or a template of the member. Nothing was sent."""
+    return MethodError(INVALID_PARAMS, refusal, {"member": member, "kind": "disabled"})
+
+
 def of_member(error: ClientError, member: str, request: Request) -> MethodError:
     """Return a member's failure for the agent. JSON-RPC errors of the member stay unchanged. Others get its name."""
+    if isinstance(error, SignInNeededError):
+        return sign_in_pages.asked(unavailable(member, str(error)), error, member, request)
     error.was_sent = request.is_sent
     if not error.was_sent:
         return unavailable(member, str(error))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mcp_runtime.client import remote, transport
+from mcp_runtime.client import exchanges, remote
 from mcp_runtime.gateway import hop_seals
 from mcp_runtime.gateway.peers import Peer
 from mcp_runtime.http1.client import Address, Connections, Response
@@ -46,7 +46,7 @@ class Hop:
         self._own_lease = own_lease.hex
         self._key = key
         self._plain_http_hosts = plain_http_hosts
-        self._tls = transport.tls_context(ca)
+        self._tls = exchanges.tls_context(ca)
         self._lines: dict[str, _Line] = {}  # by lease
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -1,4 +1,7 @@
-"""Receive requests that other nodes forward. They come on a socket of their own, and only nodes of this hall get in."""
+"""Receive requests of other nodes, and of the web on other machines, on a socket of their own.
+
+Only this hall gets in: a node has a seal, and the web a pass.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from mcp_runtime.http1.client import HALL_OWNER
 from mcp_runtime.http1.server import ClientDisconnectedError, HttpExchange
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
+from mcp_runtime.security import passes
 from mcp_runtime.security.limits import BudgetError, ByteBudget
 
 logger = logging.getLogger("guildhall.gateway")
@@ -25,7 +29,10 @@ CHANGED = b"/changed"  # the address of the note that the lists of a member have
 
 
 class HopEntry:
-    """Answers the requests of other nodes with `serve`, after their seals were checked."""
+    """Answers the requests of other nodes with `serve`, after their seals were checked.
+
+    `serve_client` answers those with a pass, and checks it as it checks a token.
+    """
 
     def __init__(
         self,
@@ -33,6 +40,7 @@ class HopEntry:
         seals: Seals,
         peers: Peers,
         serve: Callable[[HttpExchange], Awaitable[None]],
+        serve_client: Callable[[HttpExchange], Awaitable[None]],
         serve_log: Callable[[HttpExchange], Awaitable[None]],
         on_change: Callable[[], None],
     ) -> None:
@@ -40,6 +48,7 @@ class HopEntry:
         self._seals = seals
         self._peers = peers
         self._serve = serve
+        self._serve_client = serve_client
         self._serve_log = serve_log
         self._on_change = on_change
         # Bodies of requests whose seal is not checked yet.
@@ -51,6 +60,9 @@ class HopEntry:
         try:
             if exchange.verb == "GET" and exchange.path.startswith(PREFIX):
                 await self._serve_log(exchange)
+                return
+            if _has_pass(exchange):
+                await self._serve_client(exchange)
                 return
             await self._check(exchange)
         except Refusal as refusal:
@@ -101,6 +113,12 @@ class HopEntry:
             return await read_body(exchange, reserve)
         finally:
             self._bytes.give_back(HALL_OWNER, reserved_bytes)
+
+
+def _has_pass(exchange: HttpExchange) -> bool:
+    """Whether it is a request of the web or a command. Requests that a node forwards for them have a seal too."""
+    scheme = exchange.headers.get(b"authorization", b"").partition(b" ")[0].decode("latin-1")
+    return scheme.lower() == passes.SCHEME and hop_seals.HEADER.encode() not in exchange.headers
 
 
 def _refusal(text: str) -> Refusal:

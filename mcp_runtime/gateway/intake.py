@@ -189,7 +189,8 @@ def is_concurrent_call(message: Any) -> bool:
 
 def _too_many(error: TooManyCallsError, message: Any) -> Refusal:
     headers = [(b"retry-after", str(max(1, math.ceil(error.retry_after))).encode())]
-    return Refusal(429, MethodError(INVALID_REQUEST, str(error)), message_id_of(message), headers)
+    data = {"kind": "limit", "retryAfter": round(error.retry_after, 1)}
+    return Refusal(429, MethodError(INVALID_REQUEST, str(error), data), message_id_of(message), headers)
 
 
 def message_id_of(message: Any) -> Any:

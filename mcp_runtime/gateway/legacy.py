@@ -66,7 +66,7 @@ class SessionClients:
         check_capabilities(accepted_capabilities, message_id)
         program = self._introductions.program(post.principal, params.get("clientInfo"))
         session = self._sessions.begin(post.principal, post.place.path, version, accepted_capabilities, program)
-        result = jsonrpc.result_response(message_id, self._introductions.welcome(post.place, version))
+        result = jsonrpc.result_response(message_id, self._introductions.welcome(post.place, post.principal, version))
         session_header = [(mcp.SESSION_HEADER.lower().encode(), session.id.encode())]
         post.exchange.reply(200, jsonrpc.encode(result), [*JSON_HEADERS, *session_header])
 

@@ -15,7 +15,7 @@ from functools import partial
 from django.db import Error
 
 from mcp_runtime.calls.transitions import refusal_of_held
-from mcp_runtime.gateway import catalog, failures
+from mcp_runtime.gateway import catalog_rows, failures
 from mcp_runtime.gateway.catalog import OfferedMember, Roster
 from mcp_runtime.gateway.messages import NOT_SENT_YET, Request
 from mcp_runtime.gateway.peers import LOOK_SECONDS, ElsewhereError, Peer, Peers, owner_of
@@ -67,7 +67,7 @@ class Members:
 
     async def reload(self) -> None:
         """Load the roster. If that fails, continue with the one in memory."""
-        load = partial(catalog.load, self.roster)
+        load = partial(catalog_rows.load, self.roster)
         try:
             self.roster = await asyncio.get_running_loop().run_in_executor(None, unit_of_work, load)
         except Error as error:

@@ -261,12 +261,14 @@ class Request:
     parameter_headers: Mapping[str, str] = field(default_factory=dict)  # that the client sent
     client_headers: Mapping[bytes, bytes] = field(default_factory=dict)
     places: Mapping[Place, str] = field(default_factory=dict)  # headers that repeat an argument, by its place
+    knows_headers: bool = True  # a modern client sends the headers of `places`. Otherwise the gateway writes them
     task: Task | None = None  # the task that the request is about
     takes_stream: bool = True  # the client can then be asked questions
     questions: list[str] = field(default_factory=list)  # ids of the questions to its client
     rewriting: Callable[[bytes], bytes] | None = None  # how its response is rewritten for the client
     is_resumable: bool = False  # its client lost the stream of the response, and may resume it
     send_cancelled: Callable[[str], Awaitable[None]] | None = None  # set once the request goes to the member
+    opened_page: bool | None = None  # whether its user opened the page of a sign-in. None if the client was not asked
     unsent_reason: str = NOT_SENT_YET  # why it was not sent. Empty once the member may have read a part of it
 
     @property

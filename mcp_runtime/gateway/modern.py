@@ -71,7 +71,7 @@ class ModernClients:
         requested = request.params.get("notifications")
         if not isinstance(requested, dict):
             raise Refusal(400, MethodError(INVALID_PARAMS, "notifications must be an object"), request.id)
-        subscriptions = self._client_streams.accepted_filter(requested)
+        subscriptions = self._client_streams.accepted_filter(post.place, requested)
         tag = {f"{mcp.META}subscriptionId": request.id}
         acknowledged = {"notifications": subscriptions, "_meta": tag}
         acknowledgement = jsonrpc.notification("notifications/subscriptions/acknowledged", acknowledged)

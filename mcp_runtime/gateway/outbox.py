@@ -50,13 +50,22 @@ class Outbox:
                 raise BudgetError(f"a stream may have {MAX_WAITING_BYTES:,} bytes")
             self._budget.take(self._owner, len(data))
         except BudgetError as error:
-            logger.info("ended a stream whose client does not read it: %s", error)
-            self.discard()
-            self._give_up()
+            self.give_up(str(error))
             return
         self._bytes += len(data)
         self._messages.append((data, event_id, retry_ms))
         self._has_more.set()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next message makes the oldest one be dropped."""
+        return len(self._messages) >= MAX_WAITING
+
+    def give_up(self, reason: str) -> None:
+        """End the stream, because its client does not read it."""
+        logger.info("ended a stream whose client does not read it: %s", reason)
+        self.discard()
+        self._give_up()
 
     def _release(self, size: int) -> None:
         self._bytes -= size
@@ -67,7 +76,10 @@ class Outbox:
         self._has_more.set()
 
     def discard(self) -> None:
-        """Close it and drop all messages. The message that is being sent counts until `finish_sending`."""
+        """Close it, drop all messages and accept no more.
+
+        The message that is being sent counts until `finish_sending`.
+        """
         self._is_given_up = True
         self._release(self._bytes)
         self._messages.clear()

@@ -17,7 +17,7 @@ from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, encoded
 from mcp_runtime.gateway.streams.resumable import ResumableStreams, TakenOverError
 from mcp_runtime.http1.server import HttpExchange
 from mcp_runtime.protocol import jsonrpc
-from mcp_runtime.protocol.errors import ClientError, MethodError, ProtocolError
+from mcp_runtime.protocol.errors import ClientError, InputNeededError, MethodError, ProtocolError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 
 
@@ -183,6 +183,9 @@ class Outgoing:
 def _error_reply(request: Request, error: MethodError | TimeoutError | ClientError) -> Answer:
     if isinstance(error, TimeoutError):
         error = failures.deadline_error(request)
+    if isinstance(error, InputNeededError):
+        result = {"resultType": "input_required", "inputRequests": error.requests}
+        return Answer(jsonrpc.encode(jsonrpc.result_response(request.id, result)))
     if isinstance(error, MethodError):
         code, text, data = error.code, str(error), error.data
     else:

@@ -27,9 +27,13 @@ from mcp_runtime.gateway.endpoints.introductions import Introductions
 from mcp_runtime.gateway.endpoints.member import MemberEndpoints
 from mcp_runtime.gateway.endpoints.roster import RosterEndpoints
 from mcp_runtime.gateway.endpoints.routing import Endpoints
+from mcp_runtime.gateway.endpoints.search import SearchTools
 from mcp_runtime.gateway.endpoints.tools import ToolCalls
+from mcp_runtime.gateway.events.door import EventsDoor
+from mcp_runtime.gateway.events.feed import Feed
 from mcp_runtime.gateway.extras_loader import ExtrasLoader
 from mcp_runtime.gateway.forwarding import Forwarding
+from mcp_runtime.gateway.holds import Holds
 from mcp_runtime.gateway.hop import Hop
 from mcp_runtime.gateway.hop_entry import CHANGED, HopEntry
 from mcp_runtime.gateway.hop_logs import HopLogs
@@ -41,6 +45,7 @@ from mcp_runtime.gateway.messages import ClientSession
 from mcp_runtime.gateway.modern import ModernClients
 from mcp_runtime.gateway.peers import Peer, Peers
 from mcp_runtime.gateway.responder import Responder
+from mcp_runtime.gateway.searcher import Searcher
 from mcp_runtime.gateway.session_streams import SessionStreams
 from mcp_runtime.gateway.shares import Shares
 from mcp_runtime.gateway.streams.client_streams import ClientStreams
@@ -173,13 +178,17 @@ class Gateway:
         self._shares = shares = Shares(peers)
         self._hop = hop = Hop(own_lease, hop_seals.key_of(options.secret_key), options.plain_http_hosts, options.ca)
         self._members = members = Members(self._lifecycle, Availability(self._lifecycle, self._wake_supervisor), peers)
+        self._holds = holds = Holds(members)
         modern, questions = ModernMembers(upstream, upstream_sessions), Questions(upstream, upstream_sessions)
-        relay = Relay(
-            upstream, upstream_sessions, members, modern, AnswerStreams(upstream, upstream_sessions, questions)
+        answer_streams = AnswerStreams(upstream, upstream_sessions, questions)
+        relay = Relay(upstream, upstream_sessions, members, holds, modern, answer_streams)
+        self._extras_loader = ExtrasLoader(self._lifecycle, upstream, relay, self._load_changed_lists)
+        holds.until_listed = self._extras_loader.until_listed
+        self._client_streams = ClientStreams(
+            upstream, upstream_sessions, modern, questions, members, hop, self._principals.principal
         )
-        self._extras_loader = ExtrasLoader(self._lifecycle, upstream, relay, self._note_change)
-        self._client_streams = ClientStreams(upstream, upstream_sessions, modern, questions, members, hop)
         self._resumable = resumable = ResumableStreams()
+        self._feed = Feed()
 
         def on_session_drop(session: ClientSession) -> None:
             resumable.give_up_all(session)
@@ -191,7 +200,7 @@ class Gateway:
         self._seals = seals = Seals(hop_seals.key_of(options.secret_key))
         serve_forwarded = partial(app, is_forwarded=True)
         serve_log = HopLogs(own_lease.hex, options.data_dir)
-        entry = HopEntry(own_lease, seals, peers, serve_forwarded, serve_log, members.reload_soon)
+        entry = HopEntry(own_lease, seals, peers, serve_forwarded, app, serve_log, members.reload_soon)
         self._hop_server = HttpServer(entry)
         peers.on_change = self._on_peers_changed
         self._closing = asyncio.Event()
@@ -205,6 +214,7 @@ class Gateway:
             asyncio.ensure_future(shares.give_back_regularly()),
             asyncio.ensure_future(shares.reduce_regularly()),
             asyncio.ensure_future(self._end_sessions_regularly()),
+            asyncio.ensure_future(self._feed.look_regularly()),
         ]
         self._loop.call_soon(self._ready.set)
         try:
@@ -225,16 +235,18 @@ class Gateway:
 
     def _app(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions, relay: Relay) -> App:
         """Create the objects that answer clients, on top of those that send requests to members."""
-        members, sessions = self._members, self._sessions
+        members, sessions, holds = self._members, self._sessions, self._holds
         intake, rewriting = Intake(self._shares), Rewriting(upstream)
         introductions = Introductions(members, upstream, upstream_sessions, self._recorder.programs)
+        tools = ToolCalls(members, relay, self._recorder, rewriting)
         endpoints = Endpoints(
             upstream_sessions,
             members,
             introductions,
-            ToolCalls(members, relay, self._recorder, rewriting),
-            RosterEndpoints(members, relay, rewriting),
-            MemberEndpoints(members, upstream, relay, rewriting),
+            tools,
+            SearchTools(members, Searcher(), tools),
+            RosterEndpoints(members, holds, relay, rewriting),
+            MemberEndpoints(members, holds, upstream, relay, rewriting),
         )
         self._forwarding = forwarding = Forwarding(self._hop, members)
         responder = Responder(endpoints, self._resumable, forwarding)
@@ -250,6 +262,7 @@ class Gateway:
             members=members,
             legacy=legacy,
             modern=ModernClients(introductions, self._client_streams, responder),
+            events=EventsDoor(self._principals, self._feed, self._stopping.is_set),
             is_stopping=self._stopping.is_set,
         )
 
@@ -266,6 +279,7 @@ class Gateway:
 
     def _shut_down(self) -> None:
         self._client_streams.close()
+        self._feed.close()
         self._resumable.close()
         self._closing.set()
 
@@ -277,9 +291,10 @@ class Gateway:
             await self._hop.tell_all(self._peers.reachable.values(), "POST", CHANGED, {})
             await asyncio.sleep(CHANGES_SECONDS)
 
-    def _note_change(self) -> None:
-        self._members.reload_soon()
+    async def _load_changed_lists(self) -> None:
         self._has_changed.set()
+        await self._members.reload()
+        self._members.reload_soon()  # another load, which began before, may end after this one
 
     def _on_member_changed(self, member_id: int) -> None:
         self._members.member_changed(member_id)
@@ -316,7 +331,8 @@ class Gateway:
     def _access_changed(self) -> None:
         self._principals.forget()
         self._members.reload_soon()
-        self._access_task = asyncio.ensure_future(self._client_streams.access_changed(self._principals.principal))
+        updates = (self._client_streams.access_changed(), self._feed.access_changed(self._principals.principal))
+        self._access_tasks = [asyncio.ensure_future(update) for update in updates]
 
 
 def _tls_context(certificate: Path | None) -> ssl.SSLContext | None:

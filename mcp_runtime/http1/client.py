@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from mcp_runtime.client import transport
+from mcp_runtime.client import exchanges
 from mcp_runtime.http1.names import Names
 from mcp_runtime.protocol.errors import ClientError, ConnectError, ProtocolError
 from mcp_runtime.secrets import references
@@ -28,7 +28,8 @@ from mcp_runtime.security.limits import Account, BudgetError, Owner
 
 # Host, port, is_tls and owner. Each connection of a pool can serve the pool's next request.
 _Pool = tuple[str, int, bool, Owner]
-HALL_OWNER: Owner = (None, None)  # for requests of the hall itself
+# For requests of the hall itself. No token has the id 0, so that nobody else has it: the operator is (None, None).
+HALL_OWNER: Owner = (None, 0)
 
 MAX_BUFFERED = 262_144  # unread bytes of an answer. With more, its sender waits
 PART_OVERHEAD = 64  # bytes that each part takes beyond its own, because a member may send single bytes
@@ -73,6 +74,7 @@ class Response:
         self.is_kept = False
         self._error: ClientError | None = None
         self._reader: asyncio.Future[None] | None = None
+        self.secrets: Collection[str] = ()  # of the request. The server may quote them
         # Nothing was sent on the connection before, so it cannot be a second answer to another request.
         self.is_first = connection.request_count == 1
         self.content_type = (self.header("content-type") or "").partition(";")[0].strip().lower()
@@ -86,6 +88,15 @@ class Response:
         """The value of a header. Case does not matter in its name."""
         lower_name = name.lower().encode()
         return next((value.decode("latin-1") for key, value in self._headers if key == lower_name), None)
+
+    def without_secrets(self, data: bytes) -> bytes:
+        """The data with the secrets of the request masked. The same object if it has none of them.
+
+        For errors alone, because results stay as they are.
+        """
+        if not any(secret.encode() in data for secret in self.secrets):
+            return data
+        return references.mask_secrets(data.decode("latin-1"), self.secrets).encode("latin-1")
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """The body as it comes. Raises ConnectError or ProtocolError if it breaks off."""
@@ -215,7 +226,7 @@ class _Connection(asyncio.Protocol):
             if answer.done() and not answer.cancelled() and answer.exception() is None:
                 answer.result().close()
             elif self._answer is answer:
-                self.fail(ConnectError(transport.CLOSED_EARLY))
+                self.fail(ConnectError(exchanges.CLOSED_EARLY))
             raise
 
     def give_back(self, response: Response) -> None:
@@ -228,7 +239,7 @@ class _Connection(asyncio.Protocol):
     def end(self, response: Response) -> None:
         """Close the connection, because the answer was wrong or is not needed."""
         if response in (self._response, self._unconfirmed):
-            self.fail(ConnectError(transport.CLOSED_EARLY))
+            self.fail(ConnectError(exchanges.CLOSED_EARLY))
 
     def resume(self) -> None:
         if self._is_paused:
@@ -272,15 +283,15 @@ class _Connection(asyncio.Protocol):
             return
         if self._answer is not None and not self._answer.done():
             self._head_bytes += len(data)
-            if self._head_bytes > transport.HEAD_BYTES:
-                self.fail(ProtocolError(f"the headers are longer than {transport.HEAD_BYTES:,} bytes"))
+            if self._head_bytes > exchanges.HEAD_BYTES:
+                self.fail(ProtocolError(f"the headers are longer than {exchanges.HEAD_BYTES:,} bytes"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self._connections.forget(self)
         if self._response is not None and self._ends_with_connection and error is None:
             self._response.end()
             self._response = None
-        self.fail(ConnectError(transport.CLOSED_EARLY))
+        self.fail(ConnectError(exchanges.CLOSED_EARLY))
 
     # From the parser
 
@@ -327,7 +338,7 @@ class Connections:
     """All connections to members, or to other nodes. `tls` is used for https."""
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self._tls = tls or transport.tls_context()
+        self._tls = tls or exchanges.tls_context()
         self._idle: dict[_Pool, list[_Connection]] = {}
         self._open: set[_Connection] = set()
         self._names = Names()
@@ -340,7 +351,7 @@ class Connections:
         if self._sweep_timer is not None:
             self._sweep_timer.cancel()
         for connection in list(self._open):
-            connection.fail(error or ConnectError(transport.CLOSED_EARLY))
+            connection.fail(error or ConnectError(exchanges.CLOSED_EARLY))
         if error is None:
             return
         for attempt in self._attempts:
@@ -371,30 +382,32 @@ class Connections:
         connection = (None if is_first else self._take_idle(pool)) or await self._connect(pool, secrets)
         if on_write is not None:
             on_write()
-        return await connection.send(request)
+        response = await connection.send(request)
+        response.secrets = secrets
+        return response
 
     def _take_idle(self, pool: _Pool) -> _Connection | None:
         """A connection that was used a moment ago. Servers close idle ones, and may do so right now."""
-        latest = asyncio.get_running_loop().time() - transport.IDLE_SECONDS
+        latest = asyncio.get_running_loop().time() - exchanges.IDLE_SECONDS
         idle = self._idle.get(pool)
         while idle:
             connection = idle.pop()
             if connection.is_open and connection.idle_since > latest:
                 return connection
-            connection.fail(ConnectError(transport.CLOSED_EARLY))
+            connection.fail(ConnectError(exchanges.CLOSED_EARLY))
         return None
 
     async def _connect(self, pool: _Pool, secrets: Collection[str]) -> _Connection:
         if self._sweep_timer is None:
-            self._sweep_timer = asyncio.get_running_loop().call_later(transport.IDLE_SECONDS, self._close_idle)
-        attempt = asyncio.timeout(transport.CONNECT_TIMEOUT)
+            self._sweep_timer = asyncio.get_running_loop().call_later(exchanges.IDLE_SECONDS, self._close_idle)
+        attempt = asyncio.timeout(exchanges.CONNECT_TIMEOUT)
         self._attempts.add(attempt)
         try:
             async with attempt:
                 return await self._open_connection(pool)
         except TimeoutError as error:
             failure = self._failures.get(attempt)
-            raise failure or ConnectError(f"no connection within {transport.CONNECT_TIMEOUT:g} s") from error
+            raise failure or ConnectError(f"no connection within {exchanges.CONNECT_TIMEOUT:g} s") from error
         except ssl.SSLError as error:
             text = f"no connection: {error}"
             raise ConnectError(references.mask_secrets(text, secrets)) from error
@@ -428,10 +441,10 @@ class Connections:
         self._sweep_timer = None
         now = asyncio.get_running_loop().time()
         for connection in list(self._open):
-            if connection.is_idle and now - connection.idle_since > transport.IDLE_SECONDS:
-                connection.fail(ConnectError(transport.CLOSED_EARLY))
+            if connection.is_idle and now - connection.idle_since > exchanges.IDLE_SECONDS:
+                connection.fail(ConnectError(exchanges.CLOSED_EARLY))
         if self._open:
-            self._sweep_timer = asyncio.get_running_loop().call_later(transport.IDLE_SECONDS, self._close_idle)
+            self._sweep_timer = asyncio.get_running_loop().call_later(exchanges.IDLE_SECONDS, self._close_idle)
 
     # From connections
 

@@ -19,7 +19,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from email.utils import formatdate
 from functools import cache, lru_cache, partial
 from http import HTTPStatus
@@ -65,7 +65,7 @@ class ClientDisconnectedError(Exception):
 
 
 class TooLargeError(Exception):
-    """The body has more than MAX_BODY bytes."""
+    """The body has more than MAX_BODY bytes, or more than an upload may have."""
 
 
 class HttpExchange:
@@ -112,32 +112,60 @@ class HttpExchange:
         body, self._parts = bytes(self._parts), bytearray()
         return body
 
+    async def spool(self, write: Callable[[bytes], Awaitable[None]], *, most: int, seconds: float) -> None:
+        """Pass the whole body on in parts, for one that is too large for memory. It can be read only once.
+
+        Raises TooLargeError if it has more bytes than `most`, TimeoutError, and ClientDisconnectedError.
+        """
+        if (self.length or 0) > most:
+            raise TooLargeError
+        size = 0
+        self._continue()
+        async with asyncio.timeout(seconds):
+            while not self.is_complete or self._parts:
+                part, self._parts = bytes(self._parts), bytearray()
+                if part:
+                    size += len(part)
+                    if size > most:
+                        raise TooLargeError
+                    await write(part)
+                else:
+                    await self._wait_for_part()
+
     def put_back(self, body: bytes) -> None:
         """Let the next reader read the body that `body()` returned."""
         self._parts = bytearray(body)
 
     async def _rest_of_body(self, reserve: Callable[[int], None], step: int) -> None:
-        length = self._length
+        length = self.length
         most = MAX_BODY if length is None else length
         if most > MAX_BODY:
             raise TooLargeError
         first = step or (MAX_UNREAD if length is None else length)
         self._reserved_bytes = min(max(first, len(self._parts)), most)
         reserve(self._reserved_bytes)
-        if self.headers.get(b"expect", b"").lower() == b"100-continue":
-            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._continue()
         while not self.is_complete and len(self._parts) <= MAX_BODY:
-            if self._connection.is_lost:
-                raise ClientDisconnectedError
             if len(self._parts) > self._reserved_bytes:
                 self._reserved_bytes = min(len(self._parts) + (step or len(self._parts)), most)
                 reserve(self._reserved_bytes)
-            self._connection.resume()
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
+            await self._wait_for_part()
+
+    def _continue(self) -> None:
+        """Ask for the body, if the client waits for that."""
+        if not self.is_complete and self.headers.get(b"expect", b"").lower() == b"100-continue":
+            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    async def _wait_for_part(self) -> None:
+        """Wait until there is more of the body. Raises ClientDisconnectedError."""
+        if self._connection.is_lost:
+            raise ClientDisconnectedError
+        self._connection.resume()
+        self._reader = asyncio.get_running_loop().create_future()
+        await self._reader
 
     @property
-    def _length(self) -> int | None:
+    def length(self) -> int | None:
         """The Content-Length."""
         length = self.headers.get(b"content-length", b"")
         return int(length) if length.isdigit() else None
@@ -206,7 +234,7 @@ class HttpExchange:
         if self._connection.is_last_answer:
             self.is_kept_alive = False
         # The rest of this request comes before the next one. A client that waits for "100 Continue" may not send it.
-        if not self.is_complete and ((self._length or 0) > MAX_DISCARDED or b"expect" in self.headers):
+        if not self.is_complete and ((self.length or 0) > MAX_DISCARDED or b"expect" in self.headers):
             self.is_kept_alive = False
         lines = [_status_line(status), _date_line(int(time.time())), *[b"%b: %b" % header for header in headers]]
         if not self.is_kept_alive:

@@ -7,10 +7,12 @@ process, output, ports    one process group, its output, and its port; no Django
 logs                      reads a member's log
 status                    the only writer of a member's status
 lifecycle, starting, readiness, start_limits, announcements    start, stop and refresh one member
-tools                     a member's tools as rows
+tools, search_tools       a member's tools as rows; the three tools that clients list in search mode
+packages                  packages of npx and uvx, installed once from a lock before a start
 sandboxes, usage          the policy for a member's sandbox, and the limits that the hall itself checks
 live                      the members that have a process or a connection now
 supervisor, restarts, availability, silence, signs_of_life     decide when to start and stop
 
-Calls, agents, the gateway, control and the runtime use this package. The web and commands use only manifests and logs.
+Calls, agents, the gateway, control and the runtime use this package. The web and commands use only manifests, logs
+and search_tools.
 """

@@ -46,6 +46,8 @@ class Availability:
         return f"it was not connected within {deadline - since:.6g} s" if time.monotonic() > deadline else ""
 
     def _no_use_in_error(self, member: GuildMember, since: float, deadline: float) -> str:
+        if member.needs_sign_in and member.restart_requested_at is None:
+            return member.last_reason  # only a person can help
         restarts = self._lifecycle.restarts
         next_try = restarts.next_try(member)
         if member.restart_requested_at is None and (next_try is None or is_tried_slowly(member)):

@@ -10,9 +10,10 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
+import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, cast
@@ -25,8 +26,8 @@ from django.db.models.functions import Coalesce
 from mcp_runtime.client import quick_json
 from mcp_runtime.contracts.canonical import canonical_json, digest_of
 from mcp_runtime.contracts.grades import HELD_GRADES, TOO_LARGE, Grade, worst
-from mcp_runtime.members.manifest.declaration import fetches_server
 from mcp_runtime.rows import clock
+from mcp_runtime.system import memory
 from roster.models import Contract, ContractVersion, Tool
 
 Kind = Contract.Kind
@@ -37,7 +38,7 @@ MAX_CONTRACTS = 5_000  # of one member and kind. Those that left the list first 
 # or as not checked. A list of 2,000 ordinary tools takes less than a second.
 MAX_WORK_SECONDS = 10.0
 MAX_PEERS = 20_000  # tools of other members that are compared
-MAX_REMOVED = 200  # tools that left the list and are compared with new ones
+MAX_REMOVED = 200  # definitions that left the list and are compared with new ones
 
 COLUMNS = (
     *("version", "approved_version", "is_held", "grade", "reason", "changed_at"),
@@ -50,7 +51,7 @@ REASONS = {
     Grade.SOFTENED: "it says now that it is harmless",
 }
 POISONED = "it has signs of poisoning"
-RENAMED = "it is an earlier tool under another name"
+RENAMED = "it is an earlier {} under another name"
 
 
 class Policy(enum.StrEnum):
@@ -65,6 +66,8 @@ def policy_of(manifest: Mapping[str, Any]) -> Policy:
     """
     if choice := manifest.get("contracts") or settings.GUILD_HALL_CONTRACTS:
         return Policy(choice)
+    from mcp_runtime.members.manifest.declaration import fetches_server  # late, for the commands that only read
+
     is_foreign = manifest.get("url") or fetches_server(manifest.get("command", ""), manifest.get("args", ()))
     return Policy.HOLD if is_foreign else Policy.RECORD
 
@@ -98,6 +101,31 @@ def key_of(name: str) -> str:
     return f"{name[: Contract.MAX_NAME - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
+class _Checks:
+    """The comparisons that run. After the last one the memory of their patterns is freed: lists change seldom."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        from mcp_runtime.contracts.words import Pattern
+
+        with self._lock:
+            self._count -= 1
+            if self._count:
+                return
+            Pattern.forget()
+        memory.give_back()
+
+
+_checks = _Checks()
+
+
 def prepare(member_id: int, kind: Kind, definitions: Mapping[str, Any], policy: Policy) -> Listing:
     """Compare a list, by name, with the contracts of the member. Takes too long for a transaction."""
     texts = {key_of(name): canonical_json(definition) for name, definition in definitions.items()}
@@ -106,8 +134,9 @@ def prepare(member_id: int, kind: Kind, definitions: Mapping[str, Any], policy: 
     new_names = [name for name in versions if _is_new(contracts.get(name), versions[name], policy)]
     if not new_names:
         return Listing(kind, versions)
-    comparison = _Comparison(member_id, kind, policy, contracts, versions, new_names)
-    return Listing(kind, versions, [comparison.revision(name, texts[name].decode()) for name in new_names])
+    with _checks:
+        comparison = _Comparison(member_id, kind, policy, contracts, versions, new_names)
+        return Listing(kind, versions, [comparison.revision(name, texts[name].decode()) for name in new_names])
 
 
 def prepare_instructions(member_id: int, instructions: str, policy: Policy) -> Listing:
@@ -139,16 +168,12 @@ class _Comparison:
         self._approved = {row.contract_id: row for row in rows}
         self._has_contracts = bool(contracts)
         self._peers = _peers_of(member_id) if kind == Kind.TOOL else None
-        self._removed = self._removed_tools(new_names)
+        self._removed = self._removed_definitions(new_names)
         self._deadline = time.thread_time() + MAX_WORK_SECONDS
 
-    def _removed_tools(self, new_names: list[str]) -> list[dict[str, Any]]:
-        """The agreed versions of tools that are not in the list, if it has new tools."""
-        if (
-            self._kind != Kind.TOOL
-            or self._policy == Policy.RECORD
-            or all(name in self._contracts for name in new_names)
-        ):
+    def _removed_definitions(self, new_names: list[str]) -> list[dict[str, Any]]:
+        """The agreed versions of what is not in the list any more, if the list has new names."""
+        if self._kind == Kind.INSTRUCTIONS or all(name in self._contracts for name in new_names):
             return []
         ids = [row.pk for name, row in self._contracts.items() if name not in self._versions and row.approved_version]
         rows = ContractVersion.objects.filter(contract__in=ids[:MAX_REMOVED], version=F("contract__approved_version"))
@@ -156,7 +181,7 @@ class _Comparison:
 
     def revision(self, name: str, text: str) -> Revision:
         # They compile patterns. A start without changes does not need them.
-        from mcp_runtime.contracts.findings import score_of
+        from mcp_runtime.contracts.signs import score_of
 
         contract, version = self._contracts.get(name), self._versions[name]
         approved_row = self._approved.get(contract.pk) if contract else None
@@ -182,21 +207,26 @@ class _Comparison:
         from mcp_runtime.contracts.changes import Kind as CompareKind
         from mcp_runtime.contracts.changes import compare, is_renamed
 
+        kind = cast(CompareKind, self._kind.value)
         if approved_row is None:
-            if any(is_renamed(tool, definition) for tool in self._removed):
-                return Grade.ADDED, RENAMED
-            return (Grade.ADDED if self._has_contracts else ""), ""
+            earlier = next((each for each in self._removed if is_renamed(kind, each, definition)), None)
+            if earlier is None:
+                return (Grade.ADDED if self._has_contracts else ""), ""
+            grade = worst(compare(kind, earlier, definition)) if kind == "resourceTemplate" else Grade.ADDED
+            return grade or "", RENAMED.format(self._kind.label.lower())
         if approved_row.version == version:
             return "", ""
         if time.thread_time() > self._deadline:
             return TOO_LARGE.grade, REASONS[TOO_LARGE.grade]
         before = quick_json.decode(approved_row.definition.encode())
-        grade = worst(compare(cast(CompareKind, self._kind.value), before, definition))
+        grade = worst(compare(kind, before, definition))
         return grade or "", REASONS[grade] if grade in HELD_GRADES else ""
 
     def _findings(self, definition: Any) -> list[Any]:
-        from mcp_runtime.contracts.findings import ALARM, NO_PEERS, Finding, findings_in
-        from mcp_runtime.contracts.findings import Kind as FindingKind
+        from mcp_runtime.contracts.findings import findings_in
+        from mcp_runtime.contracts.shadowing import NO_PEERS
+        from mcp_runtime.contracts.signs import ALARM, Finding
+        from mcp_runtime.contracts.signs import Kind as FindingKind
 
         if time.thread_time() > self._deadline:
             return [Finding(FindingKind.TOO_LONG, "", "There was no time to check it.", ALARM, is_hard=True)]
@@ -204,12 +234,25 @@ class _Comparison:
 
 
 def _peers_of(member_id: int) -> Any:
-    from mcp_runtime.contracts.findings import Peer, Peers
+    from mcp_runtime.contracts.shadowing import Peer, Peers
 
     description = Coalesce(KT("definition__description"), Value(""), output_field=TextField())
     rows = Tool.objects.filter(listed=True, member__removed_at=None).exclude(member=member_id).order_by()
     values = rows.values_list("member__name", "name", description, "version")
     return Peers(Peer(*each) for each in values[:MAX_PEERS])
+
+
+def other_agreed_tools(member_ids: Collection[int]) -> dict[tuple[int, str], str]:
+    """Return the agreed definitions of tools whose listed version is another one, by member and name of the contract.
+
+    A definition is JSON, or empty if no version counts as agreed.
+    """
+    rows = Contract.objects.filter(kind=Kind.TOOL, member_id__in=member_ids)
+    rows = rows.exclude(version="").exclude(version=F("approved_version"))
+    agreed = {pk: (member_id, name) for pk, member_id, name in rows.values_list("pk", "member_id", "name")}
+    versions = ContractVersion.objects.filter(contract__in=rows, version=F("contract__approved_version"))
+    definitions = dict(versions.values_list("contract_id", "definition")) if agreed else {}
+    return {key: definitions.get(pk, "") for pk, key in agreed.items()}
 
 
 # Write ------------------------------------------------------------------------------------------------------------

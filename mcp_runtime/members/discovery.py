@@ -13,6 +13,7 @@ from typing import Any
 from django.db.models import QuerySet
 from django.utils import timezone
 
+from mcp_runtime.members import edits
 from mcp_runtime.members.disk import Disk
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.manifest.files import ManifestFile, read_all
@@ -123,6 +124,7 @@ class _Sync:
         if self.report.removed:
             # Otherwise a node that was away would create the folders again.
             MemberProposal.objects.filter(name__in=self.report.removed, approved_at__isnull=False).delete()
+            edits.forget_removed(self.report.removed)
             Hall.note_access_change()
 
     def _apply_good(self, file: ManifestFile, manifest: Manifest) -> str:
@@ -133,6 +135,7 @@ class _Sync:
             "directory": file.directory,
             "manifest": manifest.as_json(),
             "manifest_error": "",
+            "manifest_error_key": "",
             "manifest_warnings": list(file.warnings),
             "display_name": manifest.display_name,
             "version": manifest.version,
@@ -169,6 +172,7 @@ class _Sync:
         values: dict[str, Any] = {
             "directory": file.directory,
             "manifest_error": file.fault,
+            "manifest_error_key": file.fault_key,
             "manifest_warnings": list(file.warnings),
             "removed_at": None,
         }

@@ -9,22 +9,24 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connection, connections
 from django.db.models import QuerySet
 
 from mcp_runtime.client import remote
 from mcp_runtime.client.client import REQUEST_TIMEOUT
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.client.tool_list import ToolList
-from mcp_runtime.client.transport import Exchange
 from mcp_runtime.members import contracts, process, tools
 from mcp_runtime.members.announcements import Announcements
 from mcp_runtime.members.live import EXIT_GRACE, LiveMember, LiveMembers
 from mcp_runtime.members.manifest.declaration import Manifest
+from mcp_runtime.members.packages import look_ups
 from mcp_runtime.members.process import MemberProcess
 from mcp_runtime.members.readiness import StoppedWhileStartingError
-from mcp_runtime.members.starting import Starter, StartOptions
+from mcp_runtime.members.start_options import StartOptions
+from mcp_runtime.members.starting import Starter
 from mcp_runtime.members.status import Status, Statuses
 from mcp_runtime.protocol.errors import (
     ClientError,
@@ -33,20 +35,26 @@ from mcp_runtime.protocol.errors import (
     McpRuntimeError,
     RequestCancelledError,
     RequestTimeoutError,
+    SignInNeededError,
     UrlError,
     describe_exit,
 )
-from mcp_runtime.rows.database import give_connection_back, persistently, short_transaction
-from roster.models import GuildMember
+from mcp_runtime.rows.database import give_connection_back, persistently, short_transaction, unit_of_work
+from roster.models import GuildMember, VersionLookUp
+
+if TYPE_CHECKING:  # a hall without members behind OAuth does not load them, so that it is smaller
+    from mcp_runtime.members.access_tokens import AccessToken
 
 logger = logging.getLogger("guildhall.runtime")
+
+SIGN_IN = "sign-in needed"  # the cause of a change of status
 
 
 class Lifecycle:
     """The lifecycle of all members of the runtime with `lease_id`.
 
     It calls `on_change(member_id)` when a member becomes connected, disconnected or an error, and after its tools were
-    listed again.
+    listed again, and `on_lists_changed(member_id)` when its prompts and resources should be listed again.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Lifecycle:
         on_lists_changed: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._on_change = on_change
+        self._on_lists_changed = on_lists_changed
         self._members = LiveMembers()
         self.lease_id = lease_id
         self._statuses = Statuses(lease_id)
@@ -69,6 +78,7 @@ class Lifecycle:
             on_connected=self._handle_connected,
             on_exit=self._handle_exit,
             on_notification=self._announcements.hear,
+            on_sign_in_over=self._handle_sign_in_over,
         )
         self.restarts = self._statuses.restarts
         self.ending = self._statuses.ending
@@ -124,8 +134,12 @@ class Lifecycle:
     def _record_failed_start(self, member: GuildMember, error: McpRuntimeError) -> None:
         live_member = self._members.get(member.pk)
         tail = self._starter.tail(member.pk) if live_member is None else live_member.process.tail()
-        code = error.exit_code if isinstance(error, ExitedEarlyError) else None
+        end = error if isinstance(error, ExitedEarlyError) else error.__cause__
+        code = end.exit_code if isinstance(end, ExitedEarlyError) else None
         url = member.manifest.get("url")
+        if isinstance(error, SignInNeededError):
+            self._to_error(member.pk, [Status.STARTING], SIGN_IN, f"member {member.name!r} {error}", needs_sign_in=True)
+            return
         action = f"reached at {remote.display_url(url)}" if url else "started"
         self._to_error(
             member.pk,
@@ -196,6 +210,24 @@ class Lifecycle:
         self._members.remove(live_member)
         self._record_failure(live_member, cause, message)
 
+    def _handle_sign_in_over(self, member_id: int, token: AccessToken, reason: str) -> None:
+        """End the connection of a member whose tokens are over. A start in progress ends by itself."""
+        live_member = self.connected_member(member_id)
+        if live_member is None or live_member.stop_requested.is_set():
+            return
+        if live_member.token is not token:
+            return  # this connection has tokens of a later sign-in
+        live_member.stop_requested.set()
+        self._members.remove(live_member)
+        message = f"member {live_member.name!r} {reason}"
+        unit_of_work(lambda: self._to_error(member_id, [Status.CONNECTED], SIGN_IN, message, needs_sign_in=True))
+
+    def renew_tokens(self, submit: Callable[[LiveMember, Callable[[], None]], object]) -> None:
+        """Let `submit` renew the access tokens whose end is near. The supervisor calls it in each turn."""
+        for live_member in self.live_members():
+            if live_member.token is not None and live_member.connected_at and live_member.token.is_due:
+                submit(live_member, live_member.token.renew_early)
+
     def handle_lost_process(self, member_id: int) -> None:
         """Handle a row with a process that does not exist. It counts as a failure like any other."""
         live_member = self._members.get(member_id)
@@ -264,15 +296,18 @@ class Lifecycle:
     # Refresh ------------------------------------------------------------------------------------------------------
 
     def refresh(self, member_id: int) -> None:
-        """List the tools of a connected member again. A failure puts it in ERROR (REQ-MCP-HTTP-39)."""
+        """List the tools of a connected member again. A failure puts it in ERROR (REQ-MCP-HTTP-39).
+
+        The gateway then lists its prompts and resources again.
+        """
         live_member = self.connected_member(member_id)
         if live_member is None:
             return
         live_member.hall_exchange = Exchange()
         try:
             tool_list = live_member.client.list_tools(REQUEST_TIMEOUT, live_member.hall_exchange)
-        except RequestCancelledError:
-            return
+        except (RequestCancelledError, SignInNeededError):
+            return  # whoever found out that a sign-in is needed has changed the status
         except ClientError as error:
             if live_member.process.exited.wait(EXIT_GRACE) or live_member.stop_requested.is_set():
                 return
@@ -288,6 +323,7 @@ class Lifecycle:
         else:
             self._write_tools(live_member, tool_list)
             self._on_change(member_id)
+            self._on_lists_changed(member_id)
 
     def _write_tools(self, live_member: LiveMember, tool_list: ToolList) -> None:
         member_id = live_member.member_id
@@ -302,6 +338,10 @@ class Lifecycle:
                     live_member.held_tools = tools.write(member_id, rows, listing)
 
         persistently(write)
+
+    def look_up_version(self, look_up: VersionLookUp) -> None:
+        """Find out the newest version of a member's package. It may take a minute, also while the member runs."""
+        look_ups.answer(look_up, self._starter.newest_version)
 
     def abort_refresh(self, member_id: int) -> None:
         """Abort a `refresh` that is in progress in another thread, because a silent member must not delay a stop."""

@@ -5,13 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mcp_runtime.client.client import JsonRpcClient
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
+from mcp_runtime.members.extras import ListedExtras
 from mcp_runtime.members.process import MemberProcess, NoProcess
 from mcp_runtime.members.silence import Silence
 from mcp_runtime.members.start_limits import StartLimits
 from mcp_runtime.protocol.errors import describe_exit
+
+if TYPE_CHECKING:  # a hall without members behind OAuth does not load them, so that it is smaller
+    from mcp_runtime.members.access_tokens import AccessToken
+    from mcp_runtime.members.user_tokens import UserTokens
 
 STABLE_SECONDS = 60.0
 # A refused or reset connection is often the first sign of an exit. Wait this long for the exit, which explains more.
@@ -30,6 +36,8 @@ class LiveMember:
     endpoint: str
     limits: StartLimits | None = None
     max_processes: int = 0  # at the same time. 0 without a limit
+    token: AccessToken | None = None  # of a remote server that may be behind OAuth
+    users: UserTokens | None = None  # if each user has an own sign-in. Then `token` is only for requests of the hall
     max_memory: int = 0  # bytes of all its processes together. 0 without a limit
     hall_exchange: Exchange = field(default_factory=Exchange)  # for the hall's own requests: handshake, tools/list
     listening: Exchange = field(default_factory=Exchange)  # for the stream of its announcements and requests
@@ -42,8 +50,13 @@ class LiveMember:
     progress: str = ""  # the text on the row
     exposure: list[str] = field(default_factory=list)  # warnings about the addresses where it listens
     held_tools: frozenset[str] = frozenset()  # that wait for an approval, according to its last list
+    extras: ListedExtras | None = None  # its last list of prompts and resources. None until the gateway has it
     is_leaving: bool = False  # it moves to another node, so it gets no new calls
     stop_requested: threading.Event = field(default_factory=threading.Event)
+
+    def client_of(self, user_id: int | None) -> JsonRpcClient:
+        """The client for calls of this user. Raises SignInNeededError if each user has one, and this is no user."""
+        return self.client if self.users is None else self.users.client(user_id)
 
     @property
     def was_stable(self) -> bool:
@@ -98,3 +111,5 @@ class LiveMembers:
             self._members.pop(member.member_id, None)  # another thread may remove it at the same moment
         member.listening.abort()
         member.client.close()
+        if member.users is not None:
+            member.users.close()

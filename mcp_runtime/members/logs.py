@@ -9,7 +9,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from io import FileIO
@@ -223,7 +223,7 @@ def part_after(path: Path, cursor: str = "", *, lines: int) -> Part:
         return Part(_split_lines(data) if data else [], _cursor_at(newest, begin + len(complete + newline)))
 
 
-def read_whole(path: Path) -> Iterator[bytes]:
+def read_whole(path: Path) -> Generator[bytes]:
     """The whole stored log, oldest bytes first. Lines that are written during the read are left out."""
     with ExitStack() as stack:
         files = [stack.enter_context(closing(file)) for file in _generations(path)]

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, ClassVar
 
-from mcp_runtime.members import logs
+from mcp_runtime.members import log_spans, logs
 from mcp_runtime.secrets.references import Mask
 from mcp_runtime.system.loops import loop
 
@@ -65,7 +65,7 @@ class MemberLog:
         if max(map(len, clean)) > MAX_LINE:
             clean = [line[start : start + MAX_LINE] for line in clean for start in range(0, len(line) or 1, MAX_LINE)]
         self._tail.extend(clean)
-        stamp = _stamp(time.time())
+        stamp = log_spans.stamp(time.time())
         self._file.handle(logging.makeLogRecord({"msg": "\n".join([f"{stamp} {line}" for line in clean])}))
         return self._show(clean)
 
@@ -74,7 +74,7 @@ class MemberLog:
         if second != self._second:
             if self._lines_this_second > CONSOLE_LINES_PER_SECOND:
                 hidden_count = self._lines_this_second - CONSOLE_LINES_PER_SECOND
-                self._console.info("… %d more lines: manage.py logs %s", hidden_count, self._name)
+                self._console.info("… %d more lines: guildhall logs %s", hidden_count, self._name)
             self._second, self._lines_this_second = second, 0
         visible = lines[: max(CONSOLE_LINES_PER_SECOND - self._lines_this_second, 0)]
         self._lines_this_second += len(lines)
@@ -112,10 +112,6 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             reason = getattr(sys.exception(), "strerror", None) or sys.exception()
             text = "the log of member %r cannot be written (%s); its lines are lost until it can"
             logger.warning(text, self._member, reason)
-
-
-def _stamp(seconds: float) -> str:
-    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))},{int(seconds % 1 * 1000):03}"
 
 
 class Output:

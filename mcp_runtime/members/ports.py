@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import psutil
 
+MAX_PORTS_FOUND = 5
 LOOPBACK = ("127.0.0.1", "::1")
 # The kernel's interface for sockets: linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h.
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY = 4, 20
@@ -74,6 +75,20 @@ def listening_addresses(pid: int, port: int) -> set[str]:
         return addresses.union(*(_listens(child, port, listeners) for child in process.children(recursive=True)))
     except psutil.Error:
         return set()
+
+
+def listening_ports(pid: int) -> list[int]:
+    """The TCP ports on which process `pid` or a descendant listens. Empty if there are none or they are unknown."""
+    listening: set[int] = set()
+    try:
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                connections = one.net_connections(kind="tcp")
+                listening |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN and c.laddr}
+    except (psutil.Error, ValueError):
+        pass
+    return sorted(listening)[:MAX_PORTS_FOUND]
 
 
 def _listens(process: psutil.Process, port: int, listeners: dict[str, str] | None) -> set[str]:

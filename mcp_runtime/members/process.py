@@ -7,6 +7,7 @@ them the hall finds processes that left the process group. A pid alone is never 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -22,6 +23,7 @@ from typing import IO, cast
 
 import psutil
 
+from mcp_runtime.members.manifest.commands import spawn_fault
 from mcp_runtime.members.output import MemberLog, Output
 from mcp_runtime.protocol.errors import SpawnError
 from mcp_runtime.system import birthmark
@@ -38,6 +40,7 @@ INHERITED = frozenset(
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS"),
     )
 )
+ABOUT_COMMAND = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC)  # of a spawn that failed
 STOP_TIMEOUT = 3.0  # seconds from SIGTERM to SIGKILL
 REAP_TIMEOUT = 5.0  # a killed process ends in milliseconds, unless it hangs in the kernel
 REAP_INTERVAL = 0.005
@@ -112,12 +115,11 @@ class MemberProcess:
                     pass_fds=descriptors,
                     umask=user_umask(),
                 )
-        except FileNotFoundError as error:
-            raise SpawnError(f"command not found: {argv[0]!r}") from error
-        except PermissionError as error:
-            raise SpawnError(f"permission denied: {argv[0]!r} is not executable") from error
         except (OSError, ValueError) as error:
-            raise SpawnError(f"command {argv[0]!r} cannot be started: {error}") from error
+            is_about_command = isinstance(error, OSError) and error.errno in ABOUT_COMMAND
+            path = environment.get("PATH") or os.defpath
+            fault = spawn_fault(argv[0], directory, path) if is_about_command else ""
+            raise SpawnError(fault or f"command {argv[0]!r} cannot be started: {error}") from error
         process = cls(popen, log, environment[TAG_VARIABLE])
         call_at_exit(popen.pid, process._has_ended, partial(process._handle_end, on_exit))
         return process

@@ -5,7 +5,6 @@ The digest of the approval is checked once more here, so nothing else than what 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 
@@ -13,12 +12,13 @@ from django.conf import settings
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from mcp_runtime.members.manifest.files import create
+from mcp_runtime.members import secret_uses
+from mcp_runtime.members.manifest.files import create, digest_of
 from mcp_runtime.members.manifest.parser import parse
 from mcp_runtime.protocol.errors import ManifestError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
-from roster.models import AuditEntry, GuildMember, Hall, MemberProposal, Secret, SecretUse
+from roster.models import GuildMember, Hall, MemberProposal
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -28,13 +28,14 @@ def _approved() -> QuerySet[MemberProposal]:
 
 
 def write_approved(members_dir: Path) -> None:
-    """Create the folders of approved members that this node has not created yet.
+    """Create the folders of approved members without a bundle that this node has not created yet.
 
     A fault is noted in the row, and tried again each time. When a member is removed, its approval is deleted, so it
     does not come back.
     """
     node = settings.GUILD_HALL_NODE
-    due = [pk for pk, nodes in _approved().values_list("pk", "nodes") if nodes.get(node) != ""]
+    rows = _approved().filter(bundle=None)  # `bundles` unpacks the others
+    due = [pk for pk, nodes in rows.values_list("pk", "nodes") if nodes.get(node) != ""]
     for pk in due:
         with short_transaction():
             # Another node may note its own fault at this moment, or a user may discard the proposal.
@@ -44,7 +45,7 @@ def write_approved(members_dir: Path) -> None:
 
 
 def _write(proposal: MemberProposal, members_dir: Path, node: str) -> None:
-    if hashlib.sha256(proposal.text.encode()).hexdigest() != proposal.digest:
+    if digest_of(proposal.text) != proposal.digest:
         fault = "its row is not what was approved; discard it"
     else:
         fault = create(members_dir, proposal.name, proposal.text)
@@ -74,13 +75,4 @@ def _allow(proposal: MemberProposal, member: GuildMember) -> None:
         if values.identity(member.manifest) != values.identity(approved):
             logger.warning("member %s is not what was approved, so it gets no secrets", member.name)
             return
-        columns = {
-            **values.fingerprints(member.manifest),
-            **{"allowed_at": timezone.now(), "allowed_by_id": proposal.approved_by_id},
-        }
-        for secret in Secret.objects.filter(name__in=values.names_in(approved)):
-            SecretUse.objects.update_or_create(secret=secret, member=member, defaults=columns)
-            after = {"members": [member.name]}
-            AuditEntry.record(AuditEntry.Kind.SECRET_ALLOWED, f"secret {secret.name}", member=member.name, after=after)
-        failed = GuildMember.objects.filter(pk=member.pk, status=GuildMember.Status.ERROR)
-        failed.update(restart_requested_at=timezone.now())
+        secret_uses.allow(member, values.names_in(approved), proposal.approved_by_id)

@@ -25,6 +25,7 @@ from mcp_runtime.protocol.errors import (
     McpRuntimeError,
     NotListeningError,
     RequestTimeoutError,
+    SignInNeededError,
     StartTimeoutError,
 )
 from mcp_runtime.rows.database import persistently
@@ -83,7 +84,7 @@ def _await_port(member: LiveMember, limits: StartLimits) -> None:
     while not ports.answers(member.port):
         _require_alive(member)
         if limits.remaining() <= 0:
-            raise NotListeningError(limits.budget)
+            raise NotListeningError(limits.budget, ports.listening_ports(member.process.pid or 0))
         elapsed = time.monotonic() - limits.spawned_at
         member.process.exited.wait(min(max(PROBE_SHARE * elapsed, PROBE_INTERVAL), PROBE_INTERVAL_LATER))
 
@@ -98,8 +99,8 @@ def _shake_hands(member: LiveMember, limits: StartLimits, version: str) -> Initi
                 return member.client.connect(remaining, member.hall_exchange, version=version)
         except ConnectError as error:
             last = str(error)  # the socket is open, but the server is not ready
-        except RequestTimeoutError as error:
-            last = str(error)
+        except RequestTimeoutError:
+            last = ""
             break
         except ClientError:
             _require_alive(member)
@@ -124,6 +125,8 @@ def _shake_hands_remotely(member: LiveMember, timeout: float, version: str) -> I
 def _list_tools(member: LiveMember) -> ToolList:
     try:
         return member.client.list_tools(REQUEST_TIMEOUT, member.hall_exchange)
+    except SignInNeededError:
+        raise
     except ClientError as error:
         _require_alive(member)
         raise McpRuntimeError(f"tools/list failed: {error}") from error

@@ -17,6 +17,8 @@ from itertools import islice
 from pathlib import Path
 
 from mcp_runtime.members.manifest.declaration import Limits, Manifest
+from mcp_runtime.members.manifest.files import BUNDLE
+from mcp_runtime.members.unpacking import DIGEST_FILE
 from mcp_runtime.protocol.errors import SpawnError
 from mcp_runtime.sandbox import capabilities, landlock, variables
 from mcp_runtime.sandbox.capabilities import Capabilities
@@ -94,8 +96,12 @@ class Sandboxes:
     _ruleset: int = -1
     _creation: threading.Lock = field(default_factory=threading.Lock)
 
-    def policy(self, manifest: Manifest, folder: Path, port: int) -> Policy | None:
+    def policy(
+        self, manifest: Manifest, folder: Path, port: int, *, read: Collection[Path] = (), write: Collection[Path] = ()
+    ) -> Policy | None:
         """The policy for the process of a member in `folder`. None if it has neither a sandbox nor limits.
+
+        `read` and `write` are more places that it may use, also in the data folder.
 
         Creates the home of the member. Raises SpawnError if that is not possible, if the manifest requires more than
         this machine can enforce, or if the machine does not say what it can enforce.
@@ -105,7 +111,11 @@ class Sandboxes:
         require(manifest, self.machine)
         try:
             if manifest.sandbox != "off":
-                return self._whole_policy(manifest, folder, port)
+                policy = self._whole_policy(manifest, folder, port)
+                policy["read"] += map(str, read)
+                policy["write"] += map(str, write)
+                policy["mounts"] += map(str, write if policy["mounts"] else ())
+                return policy
             limits = {**resource_limits(manifest.limits, {}), **process_backstop(manifest)}
             group = self._group(manifest)
             return {**_NO_PROTECTION, "limits": limits, "group": group} if limits or group else None
@@ -265,12 +275,15 @@ def temporary_of(home: Path) -> Path:
 
 
 def _subfolders(folder: Path) -> Iterator[str]:
-    """The folders in the member's folder. The folder itself is not among them, because it has the manifest.
+    """The folders in the member's folder that it may write: all but that with the files of its bundle.
 
-    A member that could write its manifest could leave its sandbox with it.
+    The folder itself is not among them, because it has the manifest. A member that could write its manifest could leave
+    its sandbox with it.
     """
+    fixed = {BUNDLE} if (folder / DIGEST_FILE).exists() else set()
     with os.scandir(folder) as entries:
-        yield from sorted(entry.path for entry in islice(entries, MAX_ENTRIES) if entry.is_dir(follow_symlinks=False))
+        found = [entry for entry in islice(entries, MAX_ENTRIES) if entry.name not in fixed]
+        yield from sorted(entry.path for entry in found if entry.is_dir(follow_symlinks=False))
 
 
 def _program(manifest: Manifest, folder: Path, private: Collection[Path]) -> Iterator[Path]:

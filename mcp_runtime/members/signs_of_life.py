@@ -93,7 +93,7 @@ class SignsOfLife:
     def _record_no_answer(self, member: LiveMember, timeouts: int, since: datetime) -> None:
         calls = f"{timeouts} calls" if timeouts > 1 else "a call"
         message = (
-            f"member {member.name!r} has given no answer since {since:%H:%M:%S} UTC: {calls} timed out, "
+            f"member {member.name!r} has given no answer since {since:%Y-%m-%d %H:%M:%S} UTC: {calls} timed out, "
             f"and a ping had no answer within {PING_TIMEOUT:g} s"
         )
         row = self._lifecycle.own_row(member.member_id).filter(status=Status.CONNECTED)

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from mcp_runtime.client.client import INITIALIZE_TIMEOUT
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.protocol.errors import RequestCancelledError, RequestTimeoutError
 
 START_BUDGET = 5.0

@@ -6,39 +6,47 @@ A member with a process gets a port, and its process is spawned. For a remote se
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
-import threading
+import os
 import time
-import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 from django.db import IntegrityError
 from django.utils import timezone
 
 from mcp_runtime.bridge import command as bridge
-from mcp_runtime.client import remote
 from mcp_runtime.client.client import JsonRpcClient
 from mcp_runtime.members import logs, ports, process, sandboxes
 from mcp_runtime.members.live import LiveMember, LiveMembers
+from mcp_runtime.members.manifest.commands import spawn_fault
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.output import MemberLog
-from mcp_runtime.members.process import MemberProcess, NoProcess
+from mcp_runtime.members.packages.installer import Installer, Program
+from mcp_runtime.members.process import MemberProcess
 from mcp_runtime.members.readiness import StoppedWhileStartingError, await_introduction
 from mcp_runtime.members.sandboxes import Sandboxes
+from mcp_runtime.members.spawns import Spawns
 from mcp_runtime.members.start_limits import StartLimits
+from mcp_runtime.members.start_options import StartOptions
 from mcp_runtime.members.status import Status, Statuses
-from mcp_runtime.protocol.errors import ExitedEarlyError, McpRuntimeError, NoFreePortError, UrlError
+from mcp_runtime.protocol.errors import (
+    ChallengeError,
+    ExitedEarlyError,
+    InstallError,
+    McpRuntimeError,
+    NoFreePortError,
+    SpawnError,
+)
 from mcp_runtime.rows import lease
 from mcp_runtime.rows.database import give_connection_back, short_transaction
 from mcp_runtime.secrets import references
-from mcp_runtime.secrets.values import MemberSecrets
-from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import GuildMember, PortAllocation
+
+if TYPE_CHECKING:  # a hall without members behind OAuth does not load them, so that it is smaller
+    from mcp_runtime.members.access_tokens import AccessToken
+    from mcp_runtime.members.remote_servers import RemoteServers
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -47,7 +55,6 @@ logger = logging.getLogger("guildhall.runtime")
 MAX_PORT_TRIES = 10
 PORT_TAKEN_EXIT_CODE = 2  # see docs/writing-a-member.md
 PORT_TAKEN_WORDS = ("eaddrinuse", "address already in use", "address in use")
-SPAWN_GRACE = 0.3  # seconds that `kill_everything` waits for spawns in progress
 # Progress is written from this many seconds after the spawn. The supervisor writes it in its next turn, so the row has
 # it after about one second.
 PROGRESS_AFTER = 0.8
@@ -57,38 +64,12 @@ Secrets = tuple[str, ...]
 LEASE_LOST = "the runtime lost its lease during the start"
 
 
-@dataclass(frozen=True)
-class StartOptions:
-    """The settings for all starts of one runtime.
-
-    `private_paths` are files and folders of the hall. Manifests cannot refer to them, and a member in a sandbox cannot
-    read them. `secret_files_dir` is the folder with files for members to which manifests can refer. A member in a
-    sandbox cannot connect to `refused_ports`, which are ranges of TCP ports.
-    """
-
-    hall_id: uuid.UUID
-    runtime: RuntimeId
-    members_dir: Path
-    data_dir: Path
-    port_range: tuple[int, int]
-    max_result_bytes: int
-    plain_http_hosts: Collection[str] = ()
-    private_paths: Collection[Path] = ()
-    secret_files_dir: Path | None = None
-    refused_ports: Collection[tuple[int, int]] = ()
-
-    @property
-    def unreadable_paths(self) -> tuple[Path, ...]:
-        """What no member in a sandbox may read, beside the data folder. The hall reads its references for it."""
-        folders = (self.members_dir, self.secret_files_dir)
-        return (*filter(None, folders), *self.private_paths)
-
-
 class Starter:
     """Starts members whose rows are STARTING. Each start runs in the thread that calls `start`.
 
     `on_connected(live_member, manifest)` is called when a member is connected. `on_exit(process)` is called when a
     process has ended. `on_notification(member_id, method, params)` is called for each notification outside of calls.
+    `on_sign_in_over(member_id, token, reason)` is called when a person must sign in, because this token is over.
     """
 
     def __init__(
@@ -100,6 +81,7 @@ class Starter:
         on_connected: Callable[[LiveMember, Manifest], None],
         on_exit: Callable[[MemberProcess], None],
         on_notification: Callable[[int, str, dict[str, Any]], None],
+        on_sign_in_over: Callable[[int, AccessToken, str], None],
     ) -> None:
         self._options = options
         self._members = members
@@ -107,19 +89,23 @@ class Starter:
         self._on_connected = on_connected
         self._on_exit = on_exit
         self._on_notification = on_notification
-        # Each spawn has its own environment tag. So a sweep for the processes of a failed start never finds those of
-        # the next start.
-        self._tag_prefix = process.tag_prefix(options.hall_id, options.runtime)
+        self._on_sign_in_over = on_sign_in_over
+        self._spawns = Spawns(process.tag_prefix(options.hall_id, options.runtime))
         self._sandboxes = Sandboxes(
             data_dir=options.data_dir,
             private_paths=options.unreadable_paths,
             refused_ports=(options.port_range, *options.refused_ports),
             on_answer=lambda machine: lease.note_sandbox_gaps(statuses.lease_id, machine.gaps),
         )
-        self._spawn_numbers = itertools.count(1)
-        self._spawn_condition = threading.Condition()
-        self._spawns_in_progress = 0  # protected by _spawn_condition
-        self._is_closed = False  # protected by _spawn_condition
+        self._installer = Installer(
+            data_dir=options.data_dir,
+            members_dir=options.members_dir,
+            sandboxes=self._sandboxes,
+            own_row=statuses.own_row,
+            next_tag=self._spawns.next_tag,
+            spawning=self._spawns.one,
+            is_cancelled=lambda member_id: self._spawns.is_closed or member_id in self._aborted_starts,
+        )
         self._aborted_starts: set[int] = set()
         self._tails: dict[int, str] = {}  # last output of failed starts, until `forget_start`
         self._progress_written_at = 0.0
@@ -129,11 +115,12 @@ class Starter:
         if manifest.url:
             self._connect_remote_server(member, manifest)
             return
+        program = self._install(member, manifest)
         tried_ports: set[int] = set()
         while True:
             port = self._allocate_port(member, tried_ports)
             tried_ports.add(port)
-            live_member = self._spawn(member, manifest, port)
+            live_member = self._spawn(member, manifest, port, program)
             give_connection_back()
             try:
                 self._connect(live_member, manifest)
@@ -143,6 +130,8 @@ class Starter:
                     not _was_port_taken(manifest, error, live_member.process.tail())
                     or len(tried_ports) >= MAX_PORT_TRIES
                 ):
+                    if fault := self._spawn_fault(member, manifest, program, error):
+                        raise SpawnError(fault) from error
                     raise
                 logger.info("member %r found port %d taken; trying the next", member.name, port)
             except Exception:
@@ -152,6 +141,10 @@ class Starter:
                 raise
             else:
                 return
+
+    def newest_version(self, member: GuildMember, manifest: Manifest) -> str:
+        """The newest version of its package that can be installed. Raises McpRuntimeError."""
+        return self._installer.newest(member, manifest).version
 
     def tail(self, member_id: int) -> str:
         """Return the last output of the process, if the last start of the member failed."""
@@ -184,45 +177,53 @@ class Starter:
             if live_member.connected_at is None and now > live_member.process.spawned_at + PROGRESS_AFTER:
                 line = live_member.process.last_line()[:PROGRESS_LENGTH]
                 if line != live_member.progress:
-                    self._statuses.own_row(live_member.member_id).filter(status=Status.STARTING).update(progress=line)
+                    self._write_progress(live_member.member_id, line)
                     live_member.progress = line
+        for member_id, text in self._installer.progress().items():
+            self._write_progress(member_id, text[:PROGRESS_LENGTH])
+
+    def _write_progress(self, member_id: int, text: str) -> None:
+        self._statuses.own_row(member_id).filter(status=Status.STARTING).update(progress=text)
 
     def kill_everything(self) -> None:
-        """Kill all processes that this runtime started, and refuse further spawns.
-
-        A runtime calls this when it lost its lease, and at the end when it stops. Without the refusal, a start in
-        progress would spawn a process that nobody ends.
-        """
-        with self._spawn_condition:
-            self._is_closed = True
-            # The wait is short. If a spawn hangs because its disk hangs, the other processes are killed nevertheless.
-            self._spawn_condition.wait_for(lambda: not self._spawns_in_progress, SPAWN_GRACE)
-        process.kill_tagged(self._tag_prefix)
+        """Kill all processes that this runtime started, and refuse further spawns."""
+        self._spawns.kill_everything()
 
     # A remote server ---------------------------------------------------------------------------------------------
 
+    @cached_property
+    def _remote_servers(self) -> RemoteServers:
+        from mcp_runtime.members.remote_servers import RemoteServers
+
+        return RemoteServers(self._options, self._on_notification, self._on_sign_in_over)
+
     def _connect_remote_server(self, member: GuildMember, manifest: Manifest) -> None:
         """Connect to a remote server. It needs no port and no process. This tries only once."""
-        if fault := remote.plain_http_fault(manifest.url, self._options.plain_http_hosts):
-            raise UrlError(fault)
-        client = JsonRpcClient(
-            manifest.url,
-            connections=manifest.max_concurrency + 2,
-            max_bytes=self._options.max_result_bytes,
-            headers=references.resolve(manifest.headers, self._sources(member, manifest), "headers"),
-            on_notification=partial(self._on_notification, member.pk),
-        )
-        live_member = LiveMember(member.pk, member.name, 0, client, NoProcess(), remote.display_url(manifest.url))
+        live_member = self._remote_servers.live_member(member, manifest)
+        token = live_member.token
         self._register(live_member)
         give_connection_back()
         try:
+            if token is not None:
+                token.load()
             self._connect(live_member, manifest)
-        except Exception:
+        except Exception as error:
             give_connection_back()
             self._clean_up(live_member)
+            challenge = next((cause for cause in (error, error.__cause__) if isinstance(cause, ChallengeError)), None)
+            if token is not None and challenge is not None and (need := token.needs(challenge)) is not None:
+                raise need from error
             raise
 
     # A process ----------------------------------------------------------------------------------------------------
+
+    def _install(self, member: GuildMember, manifest: Manifest) -> Program | None:
+        """The installed program of the member. None if its command is run as it is. Raises McpRuntimeError."""
+        try:
+            return self._installer.program(member, manifest)
+        except InstallError as error:
+            self._tails[member.pk] = error.tail
+            raise
 
     def _allocate_port(self, member: GuildMember, tried_ports: set[int]) -> int:
         """Find a free port and insert the row that reserves it (REQ-MCP-HTTP-5 to 8). Raises NoFreePortError."""
@@ -248,17 +249,21 @@ class Starter:
             return port
         raise NoFreePortError(first, last)
 
-    def _spawn(self, member: GuildMember, manifest: Manifest, port: int) -> LiveMember:
+    def _spawn(self, member: GuildMember, manifest: Manifest, port: int, program: Program | None) -> LiveMember:
         argv, variables, secrets = self._fill_in(member, manifest, port)
+        if program is not None:
+            argv = [str(program.path), *argv[1 + program.consumed :]]
+            variables = _with_programs(variables, program)
         is_stdio = manifest.transport == "stdio"
         folder = self._options.members_dir / member.directory
         # The bridge is outside of the sandbox, because it is a program of the hall and has the port.
-        policy = self._sandboxes.policy(manifest, folder, 0 if is_stdio else port)
-        tag = f"{self._tag_prefix}{next(self._spawn_numbers)}/{member.name}"
+        installed = [program.folder] if program else []
+        policy = self._sandboxes.policy(manifest, folder, 0 if is_stdio else port, read=installed)
+        tag = self._spawns.next_tag(member.name)
         environment = process.child_environment({**self._sandboxes.environment(manifest), **variables}, tag)
         descriptors: list[int] = []
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._count_spawn(member.name))
+            stack.enter_context(self._spawns.one(member.name))
             if policy is not None:
                 argv, descriptors = stack.enter_context(sandboxes.entrance(policy, argv, environment))
                 environment = process.child_environment({}, tag)
@@ -283,9 +288,10 @@ class Starter:
             member_process.pid,
             member_process.spawned_at,
             start_timeout=manifest.start_timeout,
-            fetches=manifest.fetches_server,
+            fetches=manifest.fetches_server and program is None,
             has_port=manifest.transport == "http",
-            is_first=member.restarts == 0,
+            # The limit for a first start is for members that people write. Packages are often larger.
+            is_first=member.restarts == 0 and program is None,
         )
         live_member = LiveMember(
             member.pk,
@@ -301,42 +307,27 @@ class Starter:
         self._register(live_member)
         return live_member
 
+    def _spawn_fault(
+        self, member: GuildMember, manifest: Manifest, program: Program | None, error: ExitedEarlyError
+    ) -> str:
+        """Why the bridge or the sandbox could not execute the command. Empty if the command itself has ended."""
+        is_wrapped = manifest.transport == "stdio" or manifest.sandbox != "off"
+        if not is_wrapped or error.exit_code not in (bridge.EXIT_NOT_FOUND, bridge.EXIT_NOT_EXECUTABLE):
+            return ""
+        command = str(program.path) if program else manifest.command
+        path = manifest.env.get("PATH") or os.environ.get("PATH") or os.defpath
+        return spawn_fault(command, self._options.members_dir / member.directory, path)
+
     def _fill_in(
         self, member: GuildMember, manifest: Manifest, port: int
     ) -> tuple[list[str], Mapping[str, str], Secrets]:
         """The command line and the variables of the process, and the secrets in them. Raises SecretError."""
-        sources = self._sources(member, manifest)
-        command, *args = manifest.argv(port)
+        sources, folder = self._options.sources(member, manifest), self._options.members_dir / member.directory
+        command, *args = manifest.argv(port, folder)
         filled_args = references.resolve({str(place): arg for place, arg in enumerate(args)}, sources, "args")
-        variables = references.resolve(manifest.environment(port), sources, "env")
+        variables = references.resolve(manifest.environment(port, folder), sources, "env")
         secrets = (*filled_args.secrets, *variables.secrets)
         return [command, *filled_args.values.values()], variables.values, secrets
-
-    def _sources(self, member: GuildMember, manifest: Manifest) -> references.Sources:
-        """Where the references of the member are read from."""
-        return references.Sources(
-            self._options.members_dir / member.directory,
-            private=(self._options.data_dir, *self._options.private_paths),
-            files=self._options.secret_files_dir,
-            secret=MemberSecrets(member, manifest.as_json()),
-        )
-
-    @contextlib.contextmanager
-    def _count_spawn(self, name: str) -> Iterator[None]:
-        """Count a spawn in progress, so that `kill_everything` can wait for its end.
-
-        Raises StoppedWhileStartingError if `kill_everything` was called.
-        """
-        with self._spawn_condition:
-            if self._is_closed:
-                raise StoppedWhileStartingError(name)
-            self._spawns_in_progress += 1
-        try:
-            yield
-        finally:
-            with self._spawn_condition:
-                self._spawns_in_progress -= 1
-                self._spawn_condition.notify_all()
 
     # Both ---------------------------------------------------------------------------------------------------------
 
@@ -365,6 +356,12 @@ class Starter:
         self._tails[live_member.member_id] = live_member.process.tail()
         self._members.remove(live_member)
         process.kill_tagged(live_member.process.tag)
+
+
+def _with_programs(variables: Mapping[str, str], program: Program) -> Mapping[str, str]:
+    """The variables with the programs of all packages first on the PATH, as npx and uvx do it."""
+    path = variables.get("PATH") or os.environ.get("PATH") or os.defpath
+    return {**variables, "PATH": os.pathsep.join([str(program.programs), path])}
 
 
 def _was_port_taken(manifest: Manifest, error: ExitedEarlyError, tail: str) -> bool:

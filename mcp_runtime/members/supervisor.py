@@ -15,19 +15,21 @@ import uuid
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from django.db import Error, connections
+from django.db import Error
 from django.db.models import Q, QuerySet
 
-from mcp_runtime.members import discovery, proposals, trash
+from mcp_runtime.members import discovery, edits, proposals, trash
+from mcp_runtime.members.bundles import Unpacker
 from mcp_runtime.members.handover import Handover
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.manifest.files import fingerprint
 from mcp_runtime.members.moves import Moves
+from mcp_runtime.members.packages import look_ups
 from mcp_runtime.members.signs_of_life import SignsOfLife
 from mcp_runtime.members.usage import Usage
+from mcp_runtime.members.verbs import START, Threads, Verbs
 from mcp_runtime.rows import ownership
 from mcp_runtime.rows.database import unit_of_work
 from roster.models import GuildMember
@@ -39,16 +41,6 @@ Status = GuildMember.Status
 TICK_SECONDS = 1.0
 # Requests often come in groups. A loop that wakes for each of them would do nothing else.
 SHORTEST_PAUSE = 0.02
-# How long a start may use its slot, because a start that hangs must not delay others.
-START_SLOT_SECONDS = 5.0
-# A start whose process sleeps, or waits for a download, needs no CPU, so others start meanwhile.
-IDLE_START_SLOT_SECONDS = 1.0
-# A start that computes keeps its slot, because more of them than CPUs would only make each other slower.
-LONGEST_START_SLOT_SECONDS = 30.0
-# Verbs in progress, each in a thread that ends with it. The others wait for the next turn. Starts may take minutes, so
-# there are fewer of them, and some threads remain for stops.
-MAX_VERBS = 64
-MAX_STARTS = 48
 UNTRACKED_SECONDS = 5.0
 # A remote server disappears without a signal. So its tools are listed again this often, to check that it is there.
 REMOTE_CHECK_SECONDS = 30.0
@@ -57,6 +49,11 @@ REMOTE_CHECK_SECONDS = 30.0
 MAX_MOVES = 4
 # With several nodes, the files of all members are compared this often, because a fingerprint is of manifests only.
 FOLDERS_SECONDS = 30.0
+
+TOKENS = 1 << 40  # verbs of tokens have ids of their own
+# Renewals at the same time. An authorization server that is silent must not keep the threads of starts and stops.
+MAX_RENEWALS = 8
+RENEWAL = "renew token"
 
 SHOULD_RUN = Q(enabled=True, desired_state=GuildMember.DesiredState.RUNNING, removed_at=None)
 MAY_START = SHOULD_RUN & Q(manifest_error="")
@@ -79,14 +76,6 @@ def unfulfilled(lease_id: uuid.UUID, retry_ids: Collection[int] = ()) -> QuerySe
     )
 
 
-class Threads:
-    """One for each piece of work, which ends with it: verbs are rare, and come by the hundred."""
-
-    def submit(self, work: Callable[..., None], *args: Any) -> None:
-        """Raises RuntimeError if the system gives no thread."""
-        threading.Thread(target=work, args=args, name="lifecycle", daemon=True).start()
-
-
 class Supervisor:
     """Decides in each turn what to do. `lifecycle` does the work."""
 
@@ -105,20 +94,18 @@ class Supervisor:
         self._next_note = 0.0
         self._synced_ids: set[int] = set()  # own members whose folders the last sync has read
         self._members_dir = members_dir
-        self._start_concurrency = start_concurrency
+        self._unpacker = Unpacker(members_dir)
         self._fingerprint: object = None
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self._moves = Moves(lifecycle, self._handover, calls_in, self._stopping)
-        self._lock = threading.Lock()
-        self._busy: dict[int, str] = {}  # member id -> the verb that is in progress
         self._restart_moments: list[float] = []  # by the monotonic clock, all later than the last turn
         self._untracked_since: dict[int, float] = {}
         self._last_checks: dict[int, float] = {}  # member id -> when a remote server was last checked
-        self._slots: dict[int, float] = {}  # member id -> when its start began
-        self._threads = threads or Threads()
-        self._signs_of_life = SignsOfLife(lifecycle, lambda work: self._threads.submit(work))
-        self._usage = Usage(lifecycle, lambda work: self._threads.submit(work))
+        threads = threads or Threads()
+        self._verbs = Verbs(start_concurrency, self.wake, threads)
+        self._signs_of_life = SignsOfLife(lifecycle, threads.submit)
+        self._usage = Usage(lifecycle, threads.submit)
         self._whole_turn_at = 0.0
         self._loop = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
@@ -155,13 +142,9 @@ class Supervisor:
 
     def _pause(self) -> float:
         """Seconds to the next turn: one, or less if a restart is due before that, or a start gives its slot back."""
-        with self._lock:
-            slot_ends = [began_at + START_SLOT_SECONDS for began_at in self._slots.values()]
         now = time.monotonic()
-        moments = [moment for moment in slot_ends if moment > now]  # the others are free already
-        return min(
-            [TICK_SECONDS, *(max(moment - now, SHORTEST_PAUSE) for moment in [*moments, *self._restart_moments])]
-        )
+        moments = [*self._verbs.slot_ends(), *self._restart_moments]
+        return min([TICK_SECONDS, *(max(moment - now, SHORTEST_PAUSE) for moment in moments)])
 
     # One turn -----------------------------------------------------------------------------------------------------
 
@@ -171,10 +154,14 @@ class Supervisor:
             logger.info("this node takes over: %s", ", ".join(names))
         trash.turn(self._members_dir)
         proposals.write_approved(self._members_dir)
+        edits.write_approved(self._members_dir)
+        self._unpack()
         self.sync_if_changed()
         proposals.allow_secrets()
+        edits.allow_secrets()
         self._note_folders()
         self._move_members()
+        self._look_up_versions()
         self._lifecycle.request_refreshes()
         self.serve()
         self.find_untracked()
@@ -182,10 +169,17 @@ class Supervisor:
         self._signs_of_life.turn()
         self._usage.turn()
         self.check_remotes()
+        self._lifecycle.renew_tokens(self._renew_token)
+
+    def _renew_token(self, live_member: LiveMember, renew: Callable[[], None]) -> bool:
+        if self._verbs.count(RENEWAL) >= MAX_RENEWALS:
+            return False
+        # Beside the verbs of the member, because its tools may be listed meanwhile.
+        return self._verbs.run(-(TOKENS + live_member.member_id), live_member.name, RENEWAL, renew)
 
     def serve(self) -> None:
         """Do the main part of a turn, for all members that are not in their desired state."""
-        self._free_slots()
+        self._verbs.free_slots(self._lifecycle.live_members())
         lease_id, awaited_ids = self._lifecycle.lease_id, self._lifecycle.awaited_ids
         if self._handover.is_alone:
             ownership.claim_new(lease_id)
@@ -227,8 +221,7 @@ class Supervisor:
         }
         tracked |= self._lifecycle.ending
         now = time.monotonic()
-        with self._lock:
-            untracked = [row for row in rows if row.pk not in tracked and row.pk not in self._busy]
+        untracked = [row for row in rows if row.pk not in tracked and self._verbs.of(row.pk) is None]
         self._untracked_since = {row.pk: self._untracked_since.get(row.pk, now) for row in untracked}
         for row in untracked:
             if now - self._untracked_since[row.pk] > UNTRACKED_SECONDS:
@@ -243,7 +236,7 @@ class Supervisor:
                 last_check = max(last_checks.get(live_member.member_id, 0), live_member.connected_at)
                 look = partial(self._lifecycle.refresh, live_member.member_id)
                 is_due = now - last_check >= REMOTE_CHECK_SECONDS
-                if is_due and self._run_apart(live_member.member_id, live_member.name, "refresh", look):
+                if is_due and self._verbs.run(live_member.member_id, live_member.name, "refresh", look):
                     last_check = now
                 self._last_checks[live_member.member_id] = last_check
 
@@ -261,8 +254,13 @@ class Supervisor:
     def _note_folders(self) -> None:
         """Let the other nodes know which members' folders are here, and with which files. That may take a while."""
         is_due = not self._handover.is_alone and time.monotonic() >= self._next_note
-        if is_due and self._run_apart(0, "(all)", "note folders", self._compare_folders):
+        if is_due and self._verbs.run(0, "(all)", "note folders", self._compare_folders):
             self._next_note = time.monotonic() + FOLDERS_SECONDS
+
+    def _unpack(self) -> None:
+        """Unpack approved bundles, which may take a while."""
+        if self._unpacker.is_due():
+            self._verbs.run(-1, "(all)", "unpack", self._unpacker.turn)
 
     def _compare_folders(self) -> None:
         discovery.note_folders(self._members_dir)
@@ -270,11 +268,15 @@ class Supervisor:
     def _move_members(self) -> None:
         """Begin to move members to other nodes, a few at a time."""
         for member, target in self._moves.due():
-            with self._lock:
-                count = sum(verb == "move" for verb in self._busy.values())
-            if count < MAX_MOVES:
+            if self._verbs.count("move") < MAX_MOVES:
                 self._synced_ids.discard(member.pk)  # if it comes back, its folder is read again
                 self._submit(member, "move", partial(self._moves.move, member, target))
+
+    def _look_up_versions(self) -> None:
+        for look_up in look_ups.due(self._lifecycle.lease_id):
+            # Beside the verbs of the member, because it may start and stop meanwhile.
+            work = partial(self._lifecycle.look_up_version, look_up)
+            self._verbs.run(-look_up.member_id, look_up.member.name, "look up", work)
 
     def _serve(self, member: GuildMember) -> None:
         should_run = (
@@ -294,28 +296,24 @@ class Supervisor:
             self._start(member)
 
     def _stop(self, member: GuildMember) -> None:
-        with self._lock:
-            verb = self._busy.get(member.pk)
-            if verb == "start":
-                self._busy[member.pk] = "aborted start"
-        if verb == "start":
-            self._threads.submit(self._abort_start, member)
-        elif verb == "refresh":
+        if self._verbs.abort_start(member.pk, member.name, partial(self._lifecycle.abort_start, member.pk)):
+            return
+        if self._verbs.of(member.pk) == "refresh":
             self._lifecycle.abort_refresh(member.pk)  # the turn after its end stops the member
         else:
             cause = "restart" if member.restart_requested_at else "stop"
             self._submit(member, "stop", lambda: self._lifecycle.stop(member.pk, cause=cause))
 
     def _start(self, member: GuildMember) -> None:
-        if not self._take_slot(member.pk):
+        if not self._verbs.take_slot(member.pk):
             return
         requested_at = member.restart_requested_at
         automatic = member.status == Status.ERROR and requested_at is None
         if requested_at:
             row = self._lifecycle.own_row(member.pk).filter(restart_requested_at=requested_at)
             row.update(restart_requested_at=None, restarts=0)
-        if not self._submit(member, "start", lambda: self._lifecycle.start(member.pk, automatic=automatic)):
-            self._give_slot_back(member.pk)
+        if not self._submit(member, START, lambda: self._lifecycle.start(member.pk, automatic=automatic)):
+            self._verbs.give_slot_back(member.pk)
 
     def _refresh(self, member: GuildMember) -> None:
         row = self._lifecycle.own_row(member.pk).filter(refresh_requested_at=member.refresh_requested_at)
@@ -328,75 +326,6 @@ class Supervisor:
 
         self._submit(member, "refresh", refresh)
 
-    # Threads and slots --------------------------------------------------------------------------------------------
-
     def _submit(self, member: GuildMember, verb: str, work: Callable[[], None]) -> bool:
         """Run `work` in a thread. If a verb of this member, or too many verbs, are in progress, the next turn tries."""
-        return self._run_apart(member.pk, member.name, verb, work)
-
-    def _run_apart(self, member_id: int, name: str, verb: str, work: Callable[[], None]) -> bool:
-        with self._lock:
-            if member_id in self._busy or len(self._busy) >= MAX_VERBS:
-                return False
-            self._busy[member_id] = verb
-        try:
-            self._threads.submit(self._run_verb, member_id, name, verb, work)
-        except RuntimeError:  # the system gives no more threads
-            self._end_verb(member_id)
-            raise
-        return True
-
-    def _run_verb(self, member_id: int, name: str, verb: str, work: Callable[[], None]) -> None:
-        try:
-            unit_of_work(work)
-        except Exception:
-            logger.exception("%s of member %r failed", verb, name)
-        finally:
-            connections.close_all()  # the thread ends here
-            self._end_verb(member_id)
-            self.wake()
-
-    def _abort_start(self, member: GuildMember) -> None:
-        try:
-            self._lifecycle.abort_start(member.pk)
-        except Exception:
-            logger.exception("the start of member %r could not be ended", member.name)
-        finally:
-            connections.close_all()
-
-    def _end_verb(self, member_id: int) -> None:
-        with self._lock:
-            self._busy.pop(member_id, None)
-            self._slots.pop(member_id, None)
-
-    def _free_slots(self) -> None:
-        """Free the slots of starts that have used them for long, and do not compute."""
-        now = time.monotonic()
-        with self._lock:
-            durations = {member_id: now - began_at for member_id, began_at in self._slots.items()}
-        live_members = {live_member.member_id: live_member for live_member in self._lifecycle.live_members()}
-        for member_id, seconds in durations.items():
-            if _should_free_slot(seconds, live_members.get(member_id)):
-                self._give_slot_back(member_id)
-
-    def _take_slot(self, member_id: int) -> bool:
-        with self._lock:
-            starts = sum(verb.endswith("start") for verb in self._busy.values())
-            if member_id in self._busy or starts >= MAX_STARTS or len(self._slots) >= self._start_concurrency:
-                return False
-            self._slots[member_id] = time.monotonic()
-            return True
-
-    def _give_slot_back(self, member_id: int) -> None:
-        with self._lock:
-            self._slots.pop(member_id, None)
-
-
-def _should_free_slot(seconds: float, live_member: LiveMember | None) -> bool:
-    """Whether a start gives its slot back after this many seconds.
-
-    `live_member` is None if the member has no process and no connection.
-    """
-    if live_member is None or seconds > LONGEST_START_SLOT_SECONDS:
-        return seconds > START_SLOT_SECONDS
-    return seconds > min(IDLE_START_SLOT_SECONDS, START_SLOT_SECONDS) and not live_member.is_computing
+        return self._verbs.run(member.pk, member.name, verb, work)

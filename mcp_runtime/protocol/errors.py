@@ -1,6 +1,7 @@
 """All run-time errors, as one tree. Catch the class that is general enough for you.
 
-A call that fails ends with an `ErrorKind`. All kinds are in one table here, and each ClientError has its kind.
+A call that fails ends with an `ErrorKind`. All kinds are in one table here, and each ClientError has its kind. The
+module is long because the tree is only useful as a whole: somebody who adds an error, or catches one, sees all others.
 
 McpRuntimeError
   ManifestError(path, reason)          guild-member.json cannot be used
@@ -14,6 +15,7 @@ McpRuntimeError
   AddressTakenError                    the gateway cannot listen where it should
   ProcessError
     SpawnError(reason)                 the command could not be started
+    InstallError(reason, tail)         its packages could not be installed
     NotListeningError(seconds)         its port did not accept within the deadline
     StartTimeoutError(seconds)         no handshake within the deadline
     ExitedEarlyError(exit_code)        ended before the handshake was complete
@@ -22,26 +24,45 @@ McpRuntimeError
       ConnectError                     refused, reset, or no connection in time
       RequestTimeoutError(seconds)     the total deadline of a request passed
       HttpStatusError(status)          an HTTP status that is not an answer
+        ChallengeError(status)         401 or 403 with a challenge (WWW-Authenticate)
       ForeignAnswerError               an answer to another request
       RequestCancelledError            the request was cancelled
     ProtocolError                      an answer that is not valid JSON-RPC or MCP
     RemoteError(code, message, data)   a valid JSON-RPC error object
     ToolError(result)                  the tool itself failed: a result with isError
+    SignInNeededError(scopes)          a person must sign in at the member's authorization server
   MethodError(code, message, data)     the error with which a method of ours answers
     CallFailedError(kind, message)     the member gave no answer to the client's request
+      InputNeededError                 the client is asked to open a page first
+  MemberFailedError(kind, message)     a member gave no result to a person's request
+  GatewayUnavailableError              the web or a command cannot reach a gateway
   AccessError                          no access
     TokenError                         a token that is unknown, expired or revoked
+      ScopeError  IssuerAwayError      it lacks a scope; its issuer cannot be asked now
     NotAllowedError                    access, but not to this
     TooManyCallsError(retry_after)     more calls than the token may make
+  SignedTokenError                     a signed token (JWT) that proves nothing
+    OtherKeyError  TokenTimeError      no known key signed it; it is not valid now
   RequestRefusedError                  a request or call that the hall does not accept
     UnknownMemberError  UnknownToolError  UnknownSecretError  UnknownProposalError  UnknownToolSetError
     MemberDisabledError  ToolDisabledError
     ToolHeldError(member, tool, reason)  UnknownContractError
+    UnknownExtraError  ExtraDisabledError  ExtraHeldError
     InvalidArgumentsError(path, reason)
     SourceError(place, reason)         a text cannot become a member
+    InvalidEditError(error)            an edit would make a manifest invalid
+    UnknownEditError
+    ProviderError                      the provider of single sign-on gives no usable answer
+      IdTokenError  ClockError         its ID token proves nothing, or its times cannot be
+    OAuthError                         a sign-in at a member's authorization server did not succeed
+      ServerAwayError                  it cannot be asked now
+      GrantOverError                   it accepts the hall's tokens no more
+        ClientOverError                it does not know the hall any more
+      AssertionRefusedError            it accepts no statement of the issuer that vouches for the hall or a person
+      ClientIdNeededError              the hall has no client id there
     RegistryError                      the registry of servers gives no usable answer
       UnknownServerError               it has no such server
-    IdempotencyConflictError  NotCancellableError
+    IdempotencyConflictError  NotCancellableError  SearchError
     MemberInUseError  UnknownAgentError  UnknownNodeError  AgentUnavailableError  LogUnavailableError
 """
 
@@ -61,6 +82,8 @@ class McpRuntimeError(Exception):
 
 class ManifestError(McpRuntimeError):
     """guild-member.json cannot be used. `path` is the key's place in it ("args.1"), empty for the whole file.
+
+    It is empty too if a key has two places, because no new value replaces both.
 
     A manifest may have several faults. This is the first one, and `faults` are all of them. The text lists them all.
     """
@@ -123,6 +146,11 @@ def describe_exit(exit_code: int) -> str:
         return f"signal {-exit_code}"
 
 
+def rounded(seconds: float) -> str:
+    """Seconds for people: `5`, `4.9`, `0.25`. A deadline has odd milliseconds, which mean nothing to them."""
+    return f"{round(seconds, 1 if seconds >= 1 else 2):g}"
+
+
 class ProcessError(McpRuntimeError):
     """A member's server process failed."""
 
@@ -131,14 +159,25 @@ class SpawnError(ProcessError):
     """The command could not be started (REQ-MCP-HTTP-40)."""
 
 
+class InstallError(ProcessError):
+    """The packages of the member could not be installed. `tail` has the last lines of the installer's output."""
+
+    WHAT = "its packages could not be installed"
+
+    def __init__(self, reason: str, tail: str = "") -> None:
+        super().__init__(f"{self.WHAT}: {reason}")
+        self.tail = tail
+
+
 class NotListeningError(ProcessError):
     """The member's port accepted no connection in time."""
 
     REMEDY = "; if it only needs longer, set start_timeout in its manifest"
 
-    def __init__(self, seconds: float) -> None:
-        rounded = round(seconds, None if seconds >= 5 else 1)  # a start budget has odd milliseconds
-        super().__init__(f"nothing listened on its port within {rounded:g} s of its start{self.REMEDY}")
+    def __init__(self, seconds: float, other_ports: Sequence[int] = ()) -> None:
+        elsewhere = f"; it listens on port {', '.join(map(str, other_ports))} instead" if other_ports else ""
+        remedy = "" if other_ports else self.REMEDY
+        super().__init__(f"nothing listened on its port within {rounded(seconds)} s of its start{elsewhere}{remedy}")
         self.seconds = seconds
 
 
@@ -147,7 +186,8 @@ class StartTimeoutError(ProcessError):
 
     def __init__(self, seconds: float, detail: str = "") -> None:
         super().__init__(
-            f"did not complete the initialize handshake within {seconds:.3g} s" + (f" ({detail})" if detail else "")
+            f"did not complete the initialize handshake within {rounded(seconds)} s"
+            + (f" ({detail})" if detail else "")
         )
         self.seconds = seconds
 
@@ -281,7 +321,7 @@ class RequestTimeoutError(TransportError):
     kind_once_sent = ErrorKind.TIMEOUT
 
     def __init__(self, seconds: float, sender: str = "") -> None:
-        super().__init__(f"no complete answer{sender and f' from {sender}'} within {seconds:g} s")
+        super().__init__(f"no complete answer{sender and f' from {sender}'} within {rounded(seconds)} s")
         self.seconds = seconds
 
 
@@ -293,6 +333,28 @@ class HttpStatusError(TransportError):
         description = f"{status}, a redirect, which the hall does not follow" if status in REDIRECTS else str(status)
         super().__init__(f"answered with HTTP status {description}" + (f": {excerpt}" if excerpt else ""))
         self.status = status
+
+
+class ChallengeError(HttpStatusError):
+    """HTTP 401 or 403 with a header `WWW-Authenticate`, which `challenge` has. The server did not serve the request."""
+
+    def __init__(self, status: int, excerpt: str, challenge: str) -> None:
+        super().__init__(status, excerpt)
+        self.challenge = challenge
+
+
+class SignInNeededError(ClientError):
+    """A person must sign in at the member's authorization server. The message says where. Nothing was served.
+
+    `page` is the address of the hall where the user of the request signs in, if only this user has to.
+    """
+
+    was_sent = False
+
+    def __init__(self, message: str, scopes: Sequence[str] = (), page: str = "") -> None:
+        super().__init__(message)
+        self.scopes = tuple(scopes)
+        self.page = page
 
 
 class ForeignAnswerError(TransportError):
@@ -373,6 +435,34 @@ class CallFailedError(MethodError):
         self.kind = kind
 
 
+class InputNeededError(CallFailedError):
+    """The client is asked to do something, and may then send its request again. Nothing was sent to the member.
+
+    `requests` are the `inputRequests` of the result (26: basic/patterns/mrtr). For the call log it is the failure.
+    """
+
+    def __init__(self, failure: CallFailedError, requests: dict[str, Any]) -> None:
+        super().__init__(failure.kind, failure.message)
+        self.data = failure.data
+        self.requests = requests
+
+
+class MemberFailedError(McpRuntimeError):
+    """A member gave no result to the request of a person, such as `prompts/get`. `code` is that of a JSON-RPC error.
+
+    The text may be the member's.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.code = code
+
+
+class GatewayUnavailableError(McpRuntimeError):
+    """The web or a command cannot reach a gateway, so it cannot ask members. The message says what to do."""
+
+
 # Who may do what --------------------------------------------------------------------------------------------------
 
 
@@ -382,6 +472,30 @@ class AccessError(McpRuntimeError):
 
 class TokenError(AccessError):
     """A token that is unknown, expired or revoked, or whose user is not active."""
+
+
+class ScopeError(TokenError):
+    """A good token of an outside issuer that has none of the scopes that the hall knows."""
+
+
+class IssuerAwayError(TokenError):
+    """A token of an outside issuer that cannot be checked now, because the issuer cannot be asked."""
+
+
+class SignedTokenError(McpRuntimeError):
+    """A signed token (JWT) that proves nothing. `str()` says why, as a part of a sentence."""
+
+
+class OtherKeyError(SignedTokenError):
+    """It is signed with a key that its issuer does not publish, as far as that is known."""
+
+
+class TokenTimeError(SignedTokenError):
+    """It expired, or is not valid yet. `seconds_apart` is the time since it was made, or until then."""
+
+    def __init__(self, message: str, seconds_apart: float = 0.0) -> None:
+        super().__init__(message)
+        self.seconds_apart = seconds_apart
 
 
 class NotAllowedError(AccessError):
@@ -435,10 +549,32 @@ class ToolHeldError(RequestRefusedError):
     """The tool changed, and waits for an approval. `reason` has no text of the member, because agents read it."""
 
     def __init__(self, member: str, tool: str, reason: str) -> None:
-        super().__init__(
-            f"tool {tool[:100]!r} of member {member!r} is held, because {reason or 'it changed'}. Nobody can use it "
-            "until a user with the permission roster.approve_contract, or the operator, approves the change"
-        )
+        super().__init__(sentence_of_hold("tool", tool, member, reason))
+
+
+def sentence_of_hold(kind: str, name: str, member: str, reason: str) -> str:
+    """Say why a tool, a prompt or a resource template waits for an approval, and who can give it."""
+    return (
+        f"{kind} {name[:100]!r} of member {member!r} is held, because {reason or 'it changed'}. Nobody can use it "
+        "until a user with the permission roster.approve_contract, or the operator, approves the change"
+    )
+
+
+def sentence_of_switch(kind: str, name: str, member: str) -> str:
+    """Say that somebody disabled a prompt, a resource or a resource template."""
+    return f"{kind} {name[:200]!r} of member {member!r} is disabled; an operator can enable it"
+
+
+class UnknownExtraError(RequestRefusedError):
+    """The member lists no such prompt, resource or resource template."""
+
+
+class ExtraDisabledError(RequestRefusedError):
+    """Somebody disabled the prompt, the resource or the resource template."""
+
+
+class ExtraHeldError(RequestRefusedError):
+    """The prompt or the resource template changed, and waits for an approval."""
 
 
 class UnknownContractError(RequestRefusedError):
@@ -470,6 +606,68 @@ class SourceError(RequestRefusedError):
         super().__init__("; ".join([f"{place}: {reason}" if place else reason, *map(str, others)]))
         self.place = place
         self.reason = reason
+        self.others = tuple(others)
+
+    @property
+    def faults(self) -> list[tuple[str, str]]:
+        """All of it: each place with what is wrong there."""
+        return [(self.place, self.reason), *(fault for other in self.others for fault in other.faults)]
+
+
+class InvalidEditError(RequestRefusedError):
+    """A manifest would not be valid with an edit. `faults` say which values cannot be used."""
+
+    def __init__(self, error: ManifestError) -> None:
+        super().__init__(str(error))
+        self.faults = error.faults
+
+
+class UnknownEditError(RequestRefusedError):
+    """The hall has no edit with this number."""
+
+
+class ProviderError(RequestRefusedError):
+    """The provider of single sign-on did not answer as it must. `str()` tells the person who wants to log in."""
+
+
+class IdTokenError(ProviderError):
+    """The ID token does not prove who the person is."""
+
+
+class ClockError(ProviderError):
+    """The times of the ID token cannot be, so a clock is wrong."""
+
+
+class OAuthError(RequestRefusedError):
+    """A sign-in at a member's authorization server did not succeed. The message has no token, code or secret."""
+
+
+class ServerAwayError(OAuthError):
+    """The authorization server cannot be asked now. The same request may succeed later."""
+
+
+class GrantOverError(OAuthError):
+    """The authorization server accepts the hall's tokens no more. A person must sign in again."""
+
+
+class ClientOverError(GrantOverError):
+    """The authorization server does not know the hall any more, so that its client id is of no use for a sign-in."""
+
+
+class AssertionRefusedError(OAuthError):
+    """A signed statement about the hall, a service or a person is not accepted, or there is none that can be used.
+
+    A sign-in at the authorization server of the member would not help. With `needs_login`, a login of the user at
+    single sign-on does.
+    """
+
+    def __init__(self, message: str, *, needs_login: bool = False) -> None:
+        super().__init__(message)
+        self.needs_login = needs_login
+
+
+class ClientIdNeededError(OAuthError):
+    """The hall cannot register there, so a person must enter a client id."""
 
 
 class RegistryError(RequestRefusedError):
@@ -486,6 +684,10 @@ class IdempotencyConflictError(RequestRefusedError):
 
 class NotCancellableError(RequestRefusedError):
     """The call has ended, or no message to the agent is in progress."""
+
+
+class SearchError(RequestRefusedError):
+    """A search takes too long, or the database cannot search texts."""
 
 
 class MemberInUseError(RequestRefusedError):

@@ -5,6 +5,7 @@ Source: the JSON-RPC 2.0 specification.
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import logging
@@ -40,6 +41,10 @@ MAX_MESSAGE = 2000
 
 # UTF-8 has no lone surrogates. They are written as the escapes of JSON.
 SURROGATES = "backslashreplace"
+PAGE_BYTES = 4096  # in which the title of a page of HTML is looked for
+_PAGE = re.compile(r"(?i)\s*(?:<!--.{0,500}?-->\s*)?<(?:!doctype html|html|head|body)\b", re.DOTALL)
+_TITLE = re.compile(r"(?i)<(title|h1)[^>]{0,200}>([^\0]{1,300}?)</\1")
+_TAG = re.compile(r"<[^>]*>")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 _ESCAPED_UNSTORABLE = re.compile(rb"\\u(0000|[dD][89a-fA-F])")
 
@@ -170,7 +175,12 @@ def storable(value: Any, depth: int = 0) -> Any:
 
 
 def excerpt(body: bytes, length: int = 200) -> str:
-    """The beginning of `body` for an error message, printable and bounded."""
+    """The beginning of `body` for an error message, printable and bounded. Of a page of HTML, its title."""
+    head = body[:PAGE_BYTES].decode("utf-8", "replace")
+    if _PAGE.match(head):
+        title = _TITLE.search(head)
+        words = " ".join(html.unescape(_TAG.sub(" ", title[2])).split()) if title else ""
+        return f"a web page{words and f' with the title {excerpt(words.encode(), length)}'}"
     text = body[:length].decode("utf-8", "replace")
     printable = "".join(char if char.isprintable() else " " for char in text)
     return repr(" ".join(printable.split()) + ("…" if len(body) > length else ""))

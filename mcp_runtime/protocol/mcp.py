@@ -35,6 +35,7 @@ PARAMETER_HEADER = "Mcp-Param-"
 LAST_EVENT_HEADER = "Last-Event-ID"
 
 # The specification's own error codes.
+URL_ELICITATION_REQUIRED = -32042  # only in 2025-11-25
 HEADER_MISMATCH = -32020
 MISSING_CAPABILITY = -32021
 UNSUPPORTED_VERSION = -32022
@@ -351,13 +352,19 @@ def _is_annotation(name: str, value: Any) -> bool:
     return name != "lastModified" or isinstance(value, str)
 
 
-NEEDS_TASK = "runs only as a task: it is offered at the member's own address of the gateway alone, /mcp/<member>"
+NEEDS_TASK = "runs only as a task, so only a client that supports tasks can call it, at the address of the member"
 
 
 def needs_task(definition: Mapping[str, Any]) -> bool:
     """Whether the tool runs only as a task (25-11: basic/utilities/tasks). A plain call cannot run it."""
     execution = definition.get("execution")
     return isinstance(execution, dict) and execution.get("taskSupport") == "required"
+
+
+def only_reads(definition: Mapping[str, Any]) -> bool:
+    """Whether the tool says that it changes nothing. A tool that also says that it destroys something does not."""
+    hints = definition.get("annotations")
+    return isinstance(hints, dict) and hints.get("readOnlyHint") is True and hints.get("destructiveHint") is not True
 
 
 def _is_schema_of_object(schema: Any) -> bool:
@@ -386,11 +393,10 @@ def progress_of(params: Mapping[str, Any]) -> dict[str, Any] | None:
 def text_of(result: dict[str, Any]) -> str:
     """The text of a tool's result for people: its texts, and a word for each other item."""
     content = result.get("content")
-    parts = []
-    for item in content if isinstance(content, list) else []:
-        kind = item.get("type") if isinstance(item, dict) else None
-        if kind == "text":
-            parts.append(str(item.get("text", "")))
-        else:
-            parts.append(f"[{CONTENT_WORDS.get(str(kind), 'something unknown')}]")
-    return "\n".join(parts)
+    return "\n".join(text_of_item(item) for item in (content if isinstance(content, list) else []))
+
+
+def text_of_item(item: Any) -> str:
+    """The text of one item of a result or a message, or a word for it."""
+    kind = item.get("type") if isinstance(item, dict) else None
+    return str(item.get("text", "")) if kind == "text" else f"[{CONTENT_WORDS.get(str(kind), 'something unknown')}]"

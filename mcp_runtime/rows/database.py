@@ -48,6 +48,8 @@ PASSING_IN_POSTGRESQL = ("08", "40", "53", "57")
 REFUSED_BY_POSTGRESQL = re.compile(
     r'FATAL: +(password authentication failed|(role|database) ".*" does not exist|no pg_hba\.conf entry)'
 )
+ERASE_LOCK_SECONDS = 0.2  # for readers of old pages of SQLite's log. All writers wait meanwhile
+PROGRESS_STEPS = 20_000  # of SQLite between two looks at the clock, about a millisecond
 OWN_CONNECTION_SECONDS = 2  # the shortest timeout that PostgreSQL accepts
 
 
@@ -261,6 +263,46 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             is_over.set()
+
+
+@contextlib.contextmanager
+def statement_limit(seconds: float) -> Iterator[Callable[[], bool]]:
+    """Limit the statements in this block, on this thread's connection. Yields whether the limit has ended one.
+
+    Such a statement raises Django's OperationalError. PostgreSQL limits each statement, SQLite all of them together.
+    """
+    if connection.vendor == "sqlite":
+        connection.ensure_connection()
+        deadline = time.monotonic() + seconds
+        database: sqlite3.Connection = connection.connection
+        database.set_progress_handler(lambda: time.monotonic() > deadline, PROGRESS_STEPS)
+        try:
+            yield lambda: time.monotonic() > deadline
+        finally:
+            database.set_progress_handler(None, 0)
+        return
+    started_at = time.monotonic()
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [f"{seconds * 1000:.0f}"])
+        yield lambda: time.monotonic() >= started_at + seconds
+
+
+def erase_log() -> bool:
+    """Write SQLite's log (WAL) to the file and empty it, so that no old page is left in it. False if it is in use."""
+    if connection.vendor != "sqlite":
+        return True
+    if connection.in_atomic_block:
+        return False
+    wait_for_locks(ERASE_LOCK_SECONDS)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")  # while others write. The next one makes them wait
+            cursor.fetchone()
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return not cursor.fetchone()[0]
+    finally:
+        _wait_as_usual()
 
 
 def _execute_within(

@@ -43,7 +43,7 @@ def require_same() -> None:
     if applied is None or number_of(applied) < newest():
         raise MigrationError(
             f"The database does not have the migration {_newest_name()} of this version ({mcp.HALL_VERSION}). "
-            "Run this version's manage.py prepare on one machine, and start again."
+            "Run this version's guildhall prepare on one machine, and start again."
         )
     require_use()
 

@@ -33,6 +33,9 @@ SWEEP_INTERVAL = 0.005
 SWEEP_SECONDS = 5.0  # at most. A process that hangs in the kernel may not end even then
 # After the death of `manage.py up` the worker gets SIGTERM, and this much later SIGKILL.
 ORPHANED_SECONDS = 1.0
+# The kernel sends the signal for the death of the parent once for each of its threads. So a second signal kills the
+# worker only if the parent is alive a moment later.
+DOUBT_SECONDS = 0.05
 # The fence strikes this long after the worker sent its last successful renewal of the lease.
 FENCE_SECONDS = 5.0
 LOOK_SECONDS = 0.25  # at most, between two looks at the times of the worker
@@ -153,7 +156,8 @@ class Guard:
         self._parent = parent
         self._signal_count = 0
         self._worker_pid = worker_pid
-        self._kill_at = float("inf")  # when to kill the worker that `manage.py up` has left behind
+        # By the monotonic clock: the first look without the parent, and when a second signal kills the worker.
+        self._orphaned_at = self._second_signal_at = float("inf")
         self._fence = Fence(fence_file if worker_pid else create_fence_file())
         self._is_fenced = False
         self._strangers: set[int] = set()
@@ -191,23 +195,26 @@ class Guard:
         for descriptor in inherited_sockets():
             os.close(descriptor)  # the worker accepts there, and `up` has the sockets for its successor
         if self._signal_count:  # a signal that came before the worker started
-            self._pass_on()
+            self._pass_on(is_first=self._signal_count == 1)
         if self._fence.is_on:  # a worker that was faster than this process
             self._look()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP and self._signal_count:
             return  # a terminal that closes sends it more than once, which does not count as a second Ctrl-C
+        is_first = not self._signal_count  # now, because another signal may interrupt this function at any line
         self._signal_count += 1
         if self._worker_pid:
-            self._pass_on()
+            self._pass_on(is_first=is_first)
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, *, is_first: bool) -> None:
         """Pass the first signal on as SIGTERM, and the second one as SIGKILL."""
-        self._signal_worker(signal.SIGTERM if self._signal_count == 1 else signal.SIGKILL)
-        if self._parent and os.getppid() != self._parent:
-            self._kill_at = time.monotonic() + ORPHANED_SECONDS
-            self._look()
+        if is_first:
+            self._signal_worker(signal.SIGTERM)
+        else:
+            doubt = DOUBT_SECONDS if self._parent else 0.0
+            self._second_signal_at = min(self._second_signal_at, time.monotonic() + doubt)
+        self._look()
 
     def _on_fence_signal(self, number: int, frame: FrameType | None) -> None:
         if self._fence.has_renewal:  # otherwise the signal is from a stranger
@@ -221,12 +228,17 @@ class Guard:
         """
         if not self._worker_pid:
             return
-        orphaned, fenced = self._kill_at - time.monotonic(), self._fence.seconds_left()
-        if orphaned <= 0:
+        now = time.monotonic()
+        if self._signal_count and self._parent and os.getppid() != self._parent:
+            self._orphaned_at = min(self._orphaned_at, now)
+            self._second_signal_at = float("inf")
+        overdue = min(self._orphaned_at + ORPHANED_SECONDS, self._second_signal_at) - now
+        fenced = self._fence.seconds_left()
+        if overdue <= 0:
             self._signal_worker(signal.SIGKILL)
         if fenced <= 0:
             self._strike()
-        next_look = min(seconds for seconds in (orphaned, fenced, LOOK_SECONDS) if seconds > 0)
+        next_look = min(seconds for seconds in (overdue, fenced, LOOK_SECONDS) if seconds > 0)
         signal.setitimer(signal.ITIMER_REAL, next_look, LOOK_SECONDS)
 
     def _strike(self) -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
+from mcp_runtime.control import sign_ins
 from mcp_runtime.http1.listeners import Sockets
 from mcp_runtime.members import process
 from mcp_runtime.members.lifecycle import Lifecycle
-from mcp_runtime.members.starting import StartOptions
+from mcp_runtime.members.start_options import StartOptions
 from mcp_runtime.members.supervisor import Supervisor
 from mcp_runtime.rows import lease
 from mcp_runtime.runtime import fence
@@ -52,6 +53,7 @@ class Parts:
                 port_range=settings.GUILD_HALL_PORT_RANGE,
                 max_result_bytes=settings.GUILD_HALL_MAX_RESULT_BYTES,
                 plain_http_hosts=settings.GUILD_HALL_PLAIN_HTTP_HOSTS,
+                web=sign_ins.address_of_web(),
                 private_paths=settings.PRIVATE_PLACES,
                 secret_files_dir=settings.GUILD_HALL_SECRET_FILES_DIR,
                 refused_ports=settings.PRIVATE_PORTS,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+# Celery puts another module in its own place at the end of its import. If another thread is just importing it, the next
+# line would wait for that and then look into the old module. So this line waits first.
+import celery  # noqa: F401
 from celery import Task, shared_task
 
 from mcp_runtime.calls.dispatcher import Dispatcher

@@ -11,7 +11,6 @@ part, the part starts as a new program (see `processes`).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -20,11 +19,13 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from typing import IO
 
 from mcp_runtime.http1 import listeners
 from mcp_runtime.runtime import guard, processes
-from mcp_runtime.system import birthmark
+from mcp_runtime.system import birthmark, memory
+from mcp_runtime.system.late_modules import load_late
 from mcp_runtime.system.parent import signal_when_parent_dies
 from mcp_runtime.system.title import set_title
 
@@ -32,7 +33,7 @@ M_ARENA_MAX = -8  # malloc.h
 PREPARED = "\n"  # an empty line
 WORKER, WEB = "mcp_runtime.runtime.worker", "guildhall.web"
 # Modules that both import sooner or later, with all their imports, and modules of the worker only.
-COMMON_MODULES = ("mcp_runtime.control.calls", "mcp_runtime.http1.server", "requests", "uvloop", "yaml")
+COMMON_MODULES = ("mcp_runtime.control.calls", "mcp_runtime.http1.server", "requests", "uvloop")
 WORKER_MODULES = (WORKER, "mcp_runtime.runtime.runtime", "mcp_runtime.runtime.bootstep")
 
 
@@ -69,6 +70,9 @@ def fork_web(load: Callable[[], object], prepare: Callable[[Callable[[str], None
 
     `prepare` gets a function for its lines, because they may have to wait for the console longer than that fork lives.
     """
+    # `requests` loads 3 MB for guesses at encodings, which the hall never needs. At its import it reads the version.
+    load_late("charset_normalizer", __version__=version("charset_normalizer"))
+    load_late("yaml")  # REST framework imports it. Only the OpenAPI document uses it
     _import(COMMON_MODULES)
     gc.collect()
     gc.freeze()  # memory that the collector does not touch is not copied
@@ -102,6 +106,7 @@ def fork_web(load: Callable[[], object], prepare: Callable[[Callable[[str], None
 
 def load_worker() -> None:
     """What it needs before its members are ready."""
+    sys.modules["yaml"] = None  # type: ignore[assignment]  # kombu would load it, for messages that the hall never has
     _import(WORKER_MODULES)
 
 
@@ -143,10 +148,9 @@ def fork_guard(sockets: Sequence[socket.socket]) -> int:
 
 def _give_memory_back() -> None:
     """Give free memory back, and limit malloc to two arenas for all threads (glibc)."""
-    library = ctypes.CDLL(None)
-    if hasattr(library, "malloc_trim"):
-        library.malloc_trim(0)
-        library.mallopt(M_ARENA_MAX, 2)
+    memory.give_back()
+    if hasattr(memory.library(), "mallopt"):
+        memory.library().mallopt(M_ARENA_MAX, 2)
 
 
 def _become_part(environment: dict[str, str]) -> None:

@@ -70,6 +70,11 @@ def run() -> int:
         if not stop_requested.is_set():
             raise
         return 0
+    # They have classes that answer for callables. While such a class is being made, each question whether something is
+    # callable fails in all threads, so a member would not start. The rest of Celery is imported while members start.
+    import celery.utils.abstract  # noqa: F401
+    import vine  # noqa: F401
+
     runtime = Runtime(lease_id, sockets, stop_requested)
     runtime.start_members()
     try:

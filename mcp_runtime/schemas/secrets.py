@@ -24,8 +24,8 @@ from mcp_runtime.schemas.schema_work import (
     paced,
     too_slow,
 )
+from mcp_runtime.secrets.references import MASK
 
-MASK = "********"
 SECRETS_SECONDS = 0.25  # of one search for secrets
 # The number of parts that apply to the same value, summed over all parts of a schema. With more, there is no search.
 MAX_IN_PLACE = 50_000

@@ -32,6 +32,9 @@ MAX_HEADER_VALUE = 8192
 SECRET_PREFIX = 8  # so many first characters of a longer secret are masked too
 SHORTEST_SECRET = 4  # masking "1" would make every text unreadable
 SHORTEST_LINE = 8  # of a secret with several lines, whose lines are masked one by one
+MASK = "********"  # in place of a value that could be a secret, wherever people see values
+# The keys of `oauth` whose values are references.
+OF_OAUTH = ("client_secret", "private_key", "assertion", "subject_token", "idp_client_secret")
 HINT = "write ${secret:NAME} in its place, and set the secret in the admin"
 KINDS = "${secret:NAME}, ${env:NAME} and ${file:PATH}"
 

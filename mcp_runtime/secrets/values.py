@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from django.conf import settings
@@ -12,12 +12,24 @@ from django.conf import settings
 from mcp_runtime.protocol.errors import KeyFileError, SecretError, SecretKeyError
 from mcp_runtime.rows import lease
 from mcp_runtime.secrets.key_file import KeyFile
-from mcp_runtime.secrets.references import MAX_LINES, MAX_SECRET, secret_names
-from roster.models import GuildMember, Hall, Secret, SecretUse
+from mcp_runtime.secrets.references import MAX_LINES, MAX_SECRET, OF_OAUTH, secret_names
+from roster.models import (
+    GuildMember,
+    Hall,
+    Identity,
+    MemberSignIn,
+    MemberSignInAttempt,
+    Secret,
+    SecretUse,
+    SignIn,
+    UserSignIn,
+    UserSignInAttempt,
+)
 
 # What a member is. If one of these changes, somebody must allow the member again to use its secrets. Variables count
 # too, because PATH or NODE_OPTIONS decide what a command runs.
 IDENTITY_KEYS = ("transport", "command", "args", "url")
+NEW_OAUTH_KEYS = ("idp_issuer", "idp_client_id")  # that earlier versions do not have
 COPY_OF_KEY = "copy the key file of the node that set the secret to this path, or set the secret again"
 SHORT_DIGEST = 16  # characters of the digest of one part
 
@@ -54,14 +66,21 @@ def require_writable() -> None:
     """
     keys = key_file()
     newest = Secret.objects.order_by("-changed_at").first()
-    if newest is None or not lease.has_other_nodes():
+    sign_in = next(iter(sign_ins()), None) if newest is None else None
+    login = Identity.objects.exclude(id_token="").order_by("-last_login_at").first()
+    if (newest is None and sign_in is None and login is None) or not lease.has_other_nodes():
         return
     if not keys.path.exists():
         raise KeyFileError(
             f"this machine has no key file {keys.path}, and the hall has secrets: copy the file from a node that has "
             "it, or set GUILD_HALL_SECRETS_KEY_FILE to the path of a copy. If no node has it, delete all secrets"
         )
-    decrypt(newest)
+    if newest is not None:
+        decrypt(newest)
+    elif sign_in is not None:
+        decrypt_sign_in(sign_in)
+    elif login is not None:
+        decrypt_text(login.id_token, "the ID token of a user was")
 
 
 def lock() -> None:
@@ -71,15 +90,23 @@ def lock() -> None:
 
 def decrypt(secret: Secret) -> str:
     """Raises KeyFileError, also if the key is not in the file."""
+    return decrypt_text(secret.encrypted, f"the secret {secret.name!r} was")
+
+
+def decrypt_text(encrypted: str, subject: str) -> str:
+    """The text of a row. `subject` begins the sentence of an error. Raises KeyFileError."""
     from cryptography.fernet import InvalidToken  # see key_file
 
     try:
-        return key_file().cipher().decrypt(secret.encrypted).decode()
+        return key_file().cipher().decrypt(encrypted).decode()
     except InvalidToken:
         path = settings.GUILD_HALL_SECRETS_KEY_FILE
-        raise KeyFileError(
-            f"the secret {secret.name!r} was encrypted with a key that is not in {path}; {COPY_OF_KEY}"
-        ) from None
+        raise KeyFileError(f"{subject} encrypted with a key that is not in {path}; {COPY_OF_KEY}") from None
+
+
+def decrypt_sign_in(row: SignIn) -> str:
+    """The tokens of a member behind OAuth, as JSON. Raises KeyFileError."""
+    return decrypt_text(row.encrypted, "the tokens of the member were")
 
 
 def identity(manifest: Mapping[str, Any]) -> str:
@@ -95,8 +122,15 @@ def parts(manifest: Mapping[str, Any]) -> dict[str, str]:
 def _identifying_values(manifest: Mapping[str, Any]) -> dict[str, Any]:
     values = {key: manifest[key] for key in IDENTITY_KEYS if manifest.get(key)}
     values["sandbox"] = manifest.get("sandbox") or "off"
+    if manifest.get("packages", "fetched") != "fetched":
+        values["packages"] = manifest["packages"]
     if headers := manifest.get("headers"):
         values["headers"] = sorted(headers)
+    oauth = {key: value for key, value in (manifest.get("oauth") or {}).items() if key in ("client_id", "issuer")}
+    # Left out while they are empty, so that the digests of other members stay.
+    oauth |= {key: value for key, value in (manifest.get("oauth") or {}).items() if key in NEW_OAUTH_KEYS and value}
+    if any(oauth.values()):
+        values["oauth"] = oauth
     # An empty variable counts: an empty PATH decides what a command runs.
     return values | {f"env.{name}": value for name, value in (manifest.get("env") or {}).items()}
 
@@ -113,7 +147,9 @@ def _digest(value: Any) -> str:
 def names_in(manifest: Mapping[str, Any]) -> set[str]:
     """The names of the secrets to which the manifest refers."""
     values = [*(manifest.get("args") or ()), *(manifest.get("env") or {}).values()]
-    return secret_names([*values, *(manifest.get("headers") or {}).values()])
+    oauth = manifest.get("oauth") or {}
+    proofs = [oauth.get(key) or "" for key in OF_OAUTH]
+    return secret_names([*values, *(manifest.get("headers") or {}).values(), *proofs])
 
 
 class MemberSecrets:
@@ -132,8 +168,8 @@ class MemberSecrets:
     def fault(self, name: str) -> str:
         """Why the member cannot have the secret. Empty if it can."""
         if not Secret.objects.filter(name=name).exists():
-            return f"the secret {name!r} does not exist; set it in the admin or with manage.py set_secret {name}"
-        how = f"manage.py allow_secret {name} {self._member.name}"
+            return f"the secret {name!r} does not exist; set it in the admin or with guildhall set_secret {name}"
+        how = f"guildhall allow_secret {name} {self._member.name}"
         use = SecretUse.objects.filter(secret__name=name, member=self._member.pk).first()
         if use is None:
             return f"the member may not use the secret {name!r}; allow it in the admin or with {how}"
@@ -157,7 +193,19 @@ def encrypt_again() -> int:
     for row in rows:
         row.encrypted = cipher.encrypt(decrypt(row).encode()).decode()
         row.save(update_fields=["encrypted"])
+    for sign_in in sign_ins():
+        text = cipher.encrypt(decrypt_sign_in(sign_in).encode()).decode()
+        # A refresh may write new tokens meanwhile, with the first key of the file.
+        type(sign_in).objects.filter(pk=sign_in.pk, version=sign_in.version).update(encrypted=text)
+    MemberSignInAttempt.objects.all().delete()  # they live for minutes
+    UserSignInAttempt.objects.all().delete()
     return len(rows)
+
+
+def sign_ins() -> Iterator[MemberSignIn | UserSignIn]:
+    """All sign-ins at members, of everybody and of single users."""
+    yield from MemberSignIn.objects.exclude(encrypted="").select_related("member").order_by("-signed_in_at")
+    yield from UserSignIn.objects.exclude(encrypted="").select_related("member").order_by("-signed_in_at")
 
 
 def need_old_keys() -> list[str]:
@@ -170,6 +218,11 @@ def need_old_keys() -> list[str]:
             cipher.decrypt(row.encrypted)
         except InvalidToken:
             names.append(row.name)
+    for sign_in in sign_ins():
+        try:
+            cipher.decrypt(sign_in.encrypted)
+        except InvalidToken:
+            names.append(f"the sign-in of {sign_in.member.name}")
     return names
 
 

@@ -11,12 +11,13 @@ changes the version. A scope lists the names that are allowed, never those that 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from django.contrib.auth.models import Group, Permission, User
+from django.db.models import Q
 from django.utils import timezone
 
 from mcp_runtime.protocol import mcp
@@ -54,11 +55,16 @@ class Principal:
     token_name: str = ""
     token_hint: str = ""
     expires_at: datetime | None = None
+    # The end of the access token that a client of a grant used. It has others, so these principals are equal.
+    access_ends_at: datetime | None = field(default=None, compare=False)
+    resource: str = ""  # of a grant: the path of the gateway that it is for
     members: frozenset[str] | None = None  # the members in the token's scope. None means all members
     tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
     # If the token's scope is this tool set, both `members` and `tools` say what is in it. It may use either.
     tool_set: str | None = None
     limits: Limits = NO_LIMITS
+    searches: bool = False  # the option of the token: the gateway lists tools to search, in place of all tools
+    pinned: frozenset[tuple[str, str]] = frozenset()  # and these beside them, each (member, tool)
 
     @property
     def owner(self) -> Owner:
@@ -67,7 +73,8 @@ class Principal:
 
     @property
     def is_expired(self) -> bool:
-        return self.expires_at is not None and self.expires_at <= timezone.now()
+        ends = [moment for moment in (self.expires_at, self.access_ends_at) if moment is not None]
+        return bool(ends) and min(ends) <= timezone.now()
 
     @property
     def is_narrowed(self) -> bool:
@@ -138,6 +145,13 @@ class Principal:
             return False
         return self.reaches(member) and (self.views_tools or self.views_calls if tool else self.views_figures)
 
+    def may_read_call(self, member: str, requester_id: int | None, token_id: int | None) -> bool:
+        """Whether a call may be seen. It decides as `calls_readable_by`, for a call that is in memory."""
+        if self.is_narrowed:
+            return token_id is not None and token_id == self.token_id
+        is_own = requester_id is not None and requester_id == self.user_id
+        return is_own or (self.views_calls and member not in self.closed_members)
+
     def may_cancel(self, member: str, requester_id: int | None) -> bool:
         """Whether a call of the member may be cancelled: one's own, or any call if one may stop the member."""
         return (requester_id is not None and requester_id == self.user_id) or self.may_control(member)
@@ -154,6 +168,34 @@ class Decision:
 
     allowed: bool
     reasons: list[str]
+
+
+# Rows -------------------------------------------------------------------------------------------------------------
+
+
+def calls_readable_by(
+    is_narrowed: bool, views_calls: bool, closed_members: frozenset[str], *, user: Any, token: Any
+) -> Q:
+    """The calls that a principal with these rights may see, over REST and in the admin.
+
+    With the permission to view calls, the calls of all users. Otherwise the user's own. With a narrowed token, only
+    those that were made with it.
+    """
+    if is_narrowed:
+        return Q(token_id=token)
+    own_calls = Q(requested_by_id=user)
+    return own_calls | ~Q(member__name__in=closed_members) if views_calls else own_calls
+
+
+def readable_calls(principal: Principal) -> Q:
+    """The calls that the principal may see."""
+    return calls_readable_by(
+        principal.is_narrowed,
+        principal.views_calls,
+        principal.closed_members,
+        user=principal.user_id,
+        token=principal.token_id,
+    )
 
 
 # Refusals ---------------------------------------------------------------------------------------------------------
@@ -283,6 +325,19 @@ def explain(principal: Principal, member: str, tool: str) -> Decision:
     if against:
         return Decision(False, against)
     return Decision(True, [*_grants(principal, member), f"tool {tool!r} of member {member!r} is enabled"])
+
+
+def explain_use(principal: Principal, member: str, what: str, obstacles: list[str]) -> Decision:
+    """As `explain`, for something beside the tools of a member. `what` names it, for example `prompt 'a'`.
+
+    `obstacles` are the reasons why nobody can use it now.
+    """
+    against = _lacks(principal, INVOKE, principal.invokes, member, None)
+    if principal.is_expired:
+        against.append(f"{_token(principal)} expired")
+    if against or obstacles:
+        return Decision(False, [*against, *obstacles])
+    return Decision(True, [*_grants(principal, member), f"{what} of member {member!r} is enabled"])
 
 
 def _obstacles(member: str, tool: str) -> list[str]:

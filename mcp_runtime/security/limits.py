@@ -34,6 +34,17 @@ MAX_SUBSCRIBED = 100_000
 
 # The owner of a budget: the ids of a user and of a token. The operator has neither.
 Owner = tuple[int | None, int | None]
+
+
+def has_room_for_stream(owner: Owner, owners_of_open: Iterable[Owner]) -> bool:
+    """Whether the owner may open one more stream beside those that are open, each given by its owner."""
+    owners = list(owners_of_open)
+    of_user = [other for other in owners if other[0] == owner[0]]
+    return (
+        len(owners) < MAX_STREAMS and len(of_user) < MAX_STREAMS_OF_USER and of_user.count(owner) < MAX_STREAMS_OF_TOKEN
+    )
+
+
 # A principal may use at most this many times the slots that stay free. That is three quarters while it is alone.
 SHARE = 3
 

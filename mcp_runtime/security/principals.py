@@ -3,6 +3,8 @@
 Reading a principal takes a few queries, so callers cache it. They read it again when `version()` has changed, and check
 `is_expired`. Some changes do not change the version, because QuerySet.update and plain SQL send no signals. So a cached
 principal is compared with the rows from time to time: after `CACHE_SECONDS` here, with `are_outdated` in the gateway.
+A login with single sign-on does not change the version either, although tokens then live longer: a principal whose time
+is over is read again anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,7 +28,8 @@ from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.security.access import CONTROL, INVOKE, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import GuildMember, Hall, Token, ToolSet, ToolSetEntry, ToolSetGroup
+from mcp_runtime.security.resources import is_own_sign_in_on, may_be_outside_token
+from roster.models import AccessToken, GuildMember, Hall, Token, ToolSet, ToolSetEntry, ToolSetGroup
 
 # How exact `last_used_at` is.
 TOUCH_SECONDS = 60.0
@@ -39,11 +42,12 @@ _VERSION = f"SELECT CAST(hall_id AS text) || ':' || access_version FROM {Hall._m
 
 _VERSION_AND_USER = f"SELECT ({_VERSION}), is_active FROM {User._meta.db_table} WHERE id = %s"  # noqa: S608 - a constant
 
-_VERSION_OF_TOKEN = RawSQL(_VERSION, ())  # noqa: S611 - a constant
+# As an annotation of other rows that a request reads anyway.
+VERSION = RawSQL(_VERSION, ())  # noqa: S611 - a constant
 # Most requests need only this of a token: it is good, and was used a moment ago. That saves reading two whole rows.
 _GOOD_TOKENS = CompiledQuery(
     lambda: (
-        Token.objects.annotate(version=_VERSION_OF_TOKEN)
+        Token.objects.annotate(version=VERSION)
         .filter(
             Q(expires_at=None) | Q(expires_at__gt=Placeholder("now")), digest=Placeholder("digest"), revoked_at=None
         )
@@ -54,7 +58,7 @@ _GOOD_TOKENS = CompiledQuery(
     annotations=["version"],
 )
 _TOKENS = CompiledQuery(
-    lambda: Token.objects.annotate(version=_VERSION_OF_TOKEN).filter(digest=Placeholder("digest")).order_by(),
+    lambda: Token.objects.annotate(version=VERSION).filter(digest=Placeholder("digest")).order_by(),
     related={"user": ()},
     annotations=["version"],
 )
@@ -78,20 +82,55 @@ def principal_of_user(user: User) -> Principal:
     return _store(("user", user.pk), current_version, _principal(fresh, _rights_of([fresh])[fresh.pk]))
 
 
+def holder_of_session(user: User, current_version: str | None) -> tuple[Principal, frozenset[str] | None]:
+    """The principal of a browser's session, and the user's permissions, which are None for a superuser.
+
+    It takes no query while nothing changes. The caller has read the version of access a moment ago, and then the user.
+    Raises AccessError for an inactive user.
+    """
+    if not user.is_active:
+        raise AccessError(f"user {user.get_username()!r} is not active")
+    key = ("session", user.pk)
+    if (entry := _current_entry(key, current_version)) is not None:
+        return entry.principal, entry.permissions
+    permissions = None if user.is_superuser else frozenset(user.get_all_permissions())
+    principal = _principal(user, _rights_of([user])[user.pk])
+    return _store(key, current_version, principal, permissions=permissions), permissions
+
+
 def principal_of_token(text: str) -> Principal:
     """The principal of a token. Raises TokenError, with the reason, if it is unknown, revoked, expired or inactive."""
-    return holder_of(text)[1]
+    return _of_access_token(text) if text.startswith(AccessToken.PREFIX) else holder_of(text)[1]
 
 
 def holder_of(text: str) -> tuple[User, Principal]:
-    """The user and the principal of a token. Takes one query while nothing changes. Raises TokenError."""
+    """The user and the principal of a token. Takes one query while nothing changes. Raises TokenError.
+
+    An access token is refused. It is for the gateway, and this is for REST, where it could create tokens.
+    """
+    if text.startswith(AccessToken.PREFIX) or may_be_outside_token(text):
+        raise TokenError("An access token of a client is for the gateway. REST needs a token of a person.")
     digest, now = Token.digest_of(text), timezone.now()
     touched = now - timedelta(seconds=TOUCH_SECONDS)
     good: Any = _GOOD_TOKENS.first(digest=digest, now=_in_sql(now), touched=_in_sql(touched))
     entry = None if good is None else _current_entry(("token", good.pk), good.version)
-    if entry is not None and entry.user is not None:
+    if entry is not None and entry.user is not None and not entry.principal.is_expired:
         return copy(entry.user), entry.principal  # a copy, because a view may change it
     return _read_holder(digest)
+
+
+def _of_access_token(text: str) -> Principal:
+    """The principal of a grant, until its access token ends. Raises TokenError."""
+    rows = AccessToken.objects.select_related("grant__token__user__identity")
+    access_token = rows.filter(digest=AccessToken.digest_of(text)).first()
+    if access_token is None or not is_own_sign_in_on():
+        raise TokenError("This access token is not known. Sign in again.")
+    if access_token.expires_at <= timezone.now():
+        raise TokenError("This access token expired. Get another with the refresh token, or sign in again.")
+    token = access_token.grant.token
+    principal = principal_of_row(token)
+    touch(token.pk)
+    return replace(principal, access_ends_at=access_token.expires_at)
 
 
 def _in_sql(moment: datetime) -> Any:
@@ -101,7 +140,7 @@ def _in_sql(moment: datetime) -> Any:
 def _read_holder(digest: str) -> tuple[User, Principal]:
     token: Any = _TOKENS.first(digest=digest)
     if token is None:
-        raise TokenError("This token is not known. Make one with: manage.py create_token USER")
+        raise TokenError("This token is not known. Make one with: guildhall create_token USER")
     require_good(token)
     last_used_at = token.last_used_at
     if last_used_at is None or last_used_at <= timezone.now() - timedelta(seconds=TOUCH_SECONDS):
@@ -121,7 +160,7 @@ def are_outdated(principals: Collection[Principal]) -> bool:
     If so, this also clears the cache of the process, which may be as old.
     """
     ids = [each.token_id for each in principals if each.token_id is not None and not each.is_expired]
-    tokens = Token.objects.select_related("user").filter(pk__in=ids)
+    tokens = Token.objects.select_related("user__identity").filter(pk__in=ids)
     current = _principals_of([token for token in tokens if _is_good(token)])
     is_outdated = any(current.get(each.token_id or 0) != each for each in principals if not each.is_expired)
     if is_outdated:
@@ -151,16 +190,24 @@ def _principals_of(tokens: Collection[Token]) -> dict[int, Principal]:
             token_id=token.pk,
             token_name=token.name,
             token_hint=token.hint,
-            expires_at=token.expires_at,
+            expires_at=token.ends_at,
+            resource=token.resource,
             members=frozenset(members[token.pk])
             if token.scope == Token.Scope.MEMBERS or token.pk in names_of_sets
             else None,
             tools=frozenset(tools[token.pk]) if token.scope == Token.Scope.TOOLS else None,
             tool_set=names_of_sets.get(token.pk),
             limits=Limits(**{limit.name: limit.of(token) for limit in Token.LIMITS}),
+            searches=token.search_mode,
+            pinned=frozenset(_member_and_tool(text) for text in token.pinned_tools),
         )
         for token in tokens
     }
+
+
+def _member_and_tool(text: str) -> tuple[str, str]:
+    member, _, tool = text.partition("/")
+    return member, tool
 
 
 def _add_tool_sets(
@@ -192,10 +239,17 @@ def _is_good(token: Token) -> bool:
 
 def require_good(token: Token) -> None:
     """Raise TokenError if the token is not valid any more."""
+    if token.is_grant and token.state != "good":
+        raise TokenError("This sign-in was revoked or has ended. Sign in again.")
     if token.revoked_at is not None:
-        raise TokenError("This token was revoked. Make another with: manage.py create_token USER")
+        raise TokenError("This token was revoked. Make another with: guildhall create_token USER")
     if token.state == "expired":
         raise TokenError(f"This token expired at {token.expires_at:%Y-%m-%d %H:%M} UTC; make another.")
+    if token.state == "dormant":
+        raise TokenError(
+            f"The user of this token has not used single sign-on since {token.user.identity.last_login_at:%Y-%m-%d}. "
+            "The token works again when the user logs in to the admin."
+        )
     if not token.user.is_active:
         raise TokenError("The user of this token is not active.")
 
@@ -276,6 +330,7 @@ class _CacheEntry:
     created_at: float
     principal: Principal
     user: User | None  # of a token
+    permissions: frozenset[str] | None  # of the user of a session who is no superuser
 
 
 # The cache of this process. A snapshot that is newer than its version is read again, which is harmless.
@@ -289,9 +344,15 @@ def _current_entry(key: tuple[str, int], current_version: str | None) -> _CacheE
     return entry
 
 
-def _store(key: tuple[str, int], version: str | None, principal: Principal, user: User | None = None) -> Principal:
+def _store(
+    key: tuple[str, int],
+    version: str | None,
+    principal: Principal,
+    user: User | None = None,
+    permissions: frozenset[str] | None = None,
+) -> Principal:
     if version is not None:
         if len(_cache) >= MAX_CACHED:
             _cache.clear()
-        _cache[key] = _CacheEntry(version, time.monotonic(), principal, user)
+        _cache[key] = _CacheEntry(version, time.monotonic(), principal, user, permissions)
     return principal

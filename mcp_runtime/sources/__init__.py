@@ -10,8 +10,10 @@ servers     one entry of a client's configuration, in the words of the hall
 clients     finds the entries in the configuration of a client
 commands    a command line as an entry
 server_json server.json of the registry as an entry, with the values that a person fills in
-reader      a text becomes drafts
+mcpb        opens a bundle, and reads its manifest.json
+user_config the server in a bundle as an entry, with the values that a person fills in
+reader      a text or a bundle becomes drafts
 
-It is pure: it reads a text and returns values. It does not import Django, starts nothing, and resolves and fetches
-nothing. No error and no note quotes a value of the text, because each could be a secret.
+It is pure: it reads a text or a bundle and returns values. It does not import Django, starts nothing, and resolves and
+fetches nothing. No error and no note quotes a value of the text, because each could be a secret.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,11 +48,6 @@ class Draft:
     def text(self) -> str:
         """The content of guild-member.json."""
         return text_of(self.manifest)
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of `text`."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)

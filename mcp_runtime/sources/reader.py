@@ -1,4 +1,4 @@
-"""A text becomes drafts: the configuration of a client, a server.json, a command line, or an address."""
+"""A text becomes drafts: the configuration of a client, a server.json, a command line, or an address. A bundle too."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from mcp_runtime.client.remote import NAME, RESERVED
+from mcp_runtime.members.manifest.declaration import fetches_server
 from mcp_runtime.members.manifest.parser import parse
+from mcp_runtime.members.packages.lines import LineError, package_line
 from mcp_runtime.protocol.errors import ManifestError, SourceError
 from mcp_runtime.secrets.references import HEADER_VALUE, MAX_SECRET, REFERENCE
-from mcp_runtime.sources import clients, commands
+from mcp_runtime.sources import clients, commands, user_config
 from mcp_runtime.sources.clear import has_token, sounds_secret
 from mcp_runtime.sources.documents import read_json, read_toml
 from mcp_runtime.sources.drafts import MAX_BYTES, MAX_NOTES, MAX_REFUSALS, Draft, Reading, quoted
+from mcp_runtime.sources.mcpb import Bundle
 from mcp_runtime.sources.names import member_name, package_of, suggested_name
 from mcp_runtime.sources.server_json import Filled, Way, entry_of, is_server_json, ways_of
 from mcp_runtime.sources.servers import Entry, Server, server_of
@@ -57,6 +60,15 @@ def read(text: str, *, name: str = "", reserved: Collection[str] = (), filled: F
         first, *others = refusals[:MAX_REFUSALS]
         raise SourceError(first.place, first.reason, others)
     return Reading(source, tuple(drafts.values()), tuple(refusals[:MAX_REFUSALS]))
+
+
+def read_bundle(
+    bundle: Bundle, *, name: str = "", reserved: Collection[str] = (), filled: Filled | None = None
+) -> Reading:
+    """The draft of the server in a bundle. The parameters are those of `read`. Raises SourceError."""
+    filled = filled or Filled()
+    draft = _with_secrets(_draft(user_config.entry_of(bundle, filled), name, reserved), filled)
+    return Reading(f"the bundle {bundle.title}"[:100], (draft,))
 
 
 def ways(text: str) -> list[Way]:
@@ -112,8 +124,15 @@ def _draft(entry: Entry, given_name: str, reserved: Collection[str]) -> Draft:
     server = server_of(entry)
     _unwrap(entry, server)
     original = given_name or entry.name or suggested_name([server.command, *server.args], server.url)
-    name, note = member_name(original, entry.place)
-    values = Values(name, allow_bare=entry.allow_bare, own_env=server.env, inputs=entry.inputs, reserved=reserved)
+    name, note = member_name(original, "name" if given_name else entry.place)
+    values = Values(
+        name,
+        allow_bare=entry.allow_bare,
+        own_env=server.env,
+        inputs=entry.inputs,
+        reserved=reserved,
+        kept=entry.kept,
+    )
     notes = [note] if note else []
     manifest: dict[str, Any] = {"name": name, "version": _version(server, entry.version)}
     if note or entry.title:
@@ -145,13 +164,35 @@ def _process(entry: Entry, server: Server, values: Values, notes: list[str]) -> 
     args = values.arguments(server.args, entry.at("args"), has_assignments=is_env)
     args = [values.hide(arg) for arg in args]
     env = {key: values.hide(value) for key, value in env.items()}
-    notes += _process_notes(server, args)
+    notes += _process_notes(server, args, is_here=bool(entry.kept))
     keys: dict[str, Any] = {"transport": "stdio", "command": server.command}
     if args:
         keys["args"] = args
     if env:
         keys["env"] = env
-    return {**keys, "sandbox": "on"}
+    return {**keys, "sandbox": "on", **_packages(server.command, args, env, notes)}
+
+
+def _packages(command: str, args: list[str], env: dict[str, str], notes: list[str]) -> dict[str, str]:
+    """The key of a manifest whose packages are installed once. Without it, a note says that each start fetches."""
+    package = package_of([command, *args])
+    try:
+        line = package_line(command, args, env)
+    except LineError as error:
+        if package and not package[1]:
+            notes.append(
+                f"No version of {quoted(package[0])} is given, so each start may fetch and run a newer one. Write "
+                "NAME@VERSION to pin it."
+            )
+        if fetches_server(command, args):
+            notes.append(f"The hall cannot install it from a lock, so each start may fetch it: {error}.")
+        return {}
+    if not line.is_pinned:
+        notes.append(
+            f"No exact version of {quoted(line.name)} is given. The first installation takes the newest one that fits, "
+            "and its lock keeps it from then on. Write NAME@VERSION to choose it."
+        )
+    return {"packages": "locked"}
 
 
 def _headers(entry: Entry, server: Server, values: Values, notes: list[str]) -> dict[str, str]:
@@ -171,7 +212,14 @@ def _headers(entry: Entry, server: Server, values: Values, notes: list[str]) -> 
 
 def _is_public(entry: Entry, key: str, value: str) -> bool:
     """Whether the text declares it not to be a secret, and it does not look like one."""
-    return key in entry.public and not sounds_secret(key) and not has_token(value) and "${" not in value
+    return key in entry.public and not sounds_secret(key) and not has_token(value) and "${" not in _open(entry, value)
+
+
+def _open(entry: Entry, text: str) -> str:
+    """The text without the variables that the hall replaces when the server starts."""
+    for variable in entry.kept:
+        text = text.replace(variable, "")
+    return text
 
 
 def _unwrap(entry: Entry, server: Server) -> None:
@@ -213,17 +261,12 @@ def _version(server: Server, stated: str) -> str:
     return (package[1][:100] if package else stated[:100]) or ("unpinned" if package else "unknown")
 
 
-def _process_notes(server: Server, args: list[str]) -> list[str]:
+def _process_notes(server: Server, args: list[str], *, is_here: bool) -> list[str]:
+    """`is_here` says whether relative paths are right in the folder of the member."""
     notes = []
-    package = package_of([server.command, *server.args])
-    if package and not package[1]:
-        notes.append(
-            f"No version of {quoted(package[0])} is given, so each start may fetch and run a newer one. Write "
-            "NAME@VERSION to pin it."
-        )
     relative = [arg for arg in (server.command, *args) if re.match(r"\.{1,2}[/\\]|~", arg)]
     relative += [server.command] if "/" in server.command and not server.command.startswith(("/", ".", "~")) else []
-    if relative:
+    if relative and not is_here:
         notes.append(
             "It has relative paths or ~. The hall starts it in the folder of the member, without a shell. Write "
             "absolute paths."
@@ -252,6 +295,7 @@ def _require_valid(manifest: dict[str, Any], entry: Entry, values: Values, serve
     texts = [*manifest.get("args", ()), *manifest.get("env", {}).values(), *manifest.get("headers", {}).values()]
     for text in texts:
         foreign = [match for match in REFERENCE.findall(text) if match[0] not in own]
-        rest = _OWN_VARIABLE.sub(lambda match: "" if match[1] in server.env else match[0], REFERENCE.sub("", text))
+        rest = _open(entry, REFERENCE.sub("", text))
+        rest = _OWN_VARIABLE.sub(lambda match: "" if match[1] in server.env else match[0], rest)
         if foreign or "${" in rest:
             raise SourceError(entry.place, "has a variable in ${} that does not end, or that contains another one")

@@ -6,7 +6,7 @@ Source: the schema of server.json, 2025-12-11, in github.com/modelcontextprotoco
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +32,9 @@ _PACKAGES = {
 }
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_!-]{0,99}")
 # What a person types as a public value. Passwords in addresses and parameters have other characters.
-_PLAIN_VALUE = re.compile(r"[\w ./,+-]{1,500}")
+PLAIN_VALUE = re.compile(r"[\w ./,+-]{1,500}")
 _NOT_YET = {
     "oci": "runs in a container, and the hall cannot start members in containers yet",
-    "mcpb": "is a bundle, and the hall cannot install bundles yet",
     "nuget": "is a package for .NET, which the hall cannot start",
 }
 
@@ -46,6 +45,8 @@ class Field:
 
     key: str
     """Its name among the values of the way."""
+    title: str = ""
+    """How people call it. Empty if it has no other name than its key."""
     description: str = ""
     is_required: bool = False
     is_secret: bool = False
@@ -167,7 +168,7 @@ def entry_of(document: Mapping[str, Any], filled: Filled) -> Entry:
         raise SourceError("", reason)
     filling = _Filling(filled.values, is_complete=True)
     keys = _ways(server)[chosen.number - 1][1](filling)
-    filling.require_known()
+    filling.require_usable()
     return Entry(
         name_in_registry(server.name),
         "",
@@ -201,10 +202,10 @@ def _ways(server: _Server) -> list[tuple[str, _Read]]:
     ways: list[tuple[str, _Read]] = []
     for package in server.packages or ():
         label = f"{package.registry_type} package {package.identifier} {package.version or ''}".strip()
-        ways.append((_clean(label)[:300], lambda filling, package=package: _read_package(package, filling)))  # type: ignore[misc]
+        ways.append((clean(label)[:300], lambda filling, package=package: _read_package(package, filling)))  # type: ignore[misc]
     for remote in server.remotes or ():
         label = f"address {remote.url or ''}".strip()
-        ways.append((_clean(label)[:300], lambda filling, remote=remote: _read_remote(remote, filling)))  # type: ignore[misc]
+        ways.append((clean(label)[:300], lambda filling, remote=remote: _read_remote(remote, filling)))  # type: ignore[misc]
     return ways
 
 
@@ -212,6 +213,8 @@ def _read_package(package: _Package, filling: _Filling) -> dict[str, Any]:
     """The keys of an entry with a command. Raises SourceError."""
     kind = package.registry_type
     runner = _RUNNERS.get(kind)
+    if kind == "mcpb":
+        raise SourceError("", _how_to_add(package))
     if runner is None:
         raise SourceError("", _NOT_YET.get(kind, "is of a kind that the hall does not know"))
     if package.runtime_hint not in (None, "", runner):
@@ -232,6 +235,13 @@ def _read_package(package: _Package, filling: _Filling) -> dict[str, Any]:
     if package.file_sha256:
         filling.notes.append(f"Its file has a hash that is not compared, because {runner} fetches it.")
     return {"command": runner, "args": args, "env": env}
+
+
+def _how_to_add(package: _Package) -> str:
+    """The hall fetches nothing before an approval, and a bundle is approved with its content."""
+    digest = clean(package.file_sha256)[:64]
+    check = f", check that its SHA-256 is {digest}" if digest else ""
+    return f"is a bundle, which the hall does not fetch; download it from its address{check}, and add the file"
 
 
 def _read_remote(remote: _Transport, filling: _Filling) -> dict[str, Any]:
@@ -259,8 +269,11 @@ class _Filling:
         self._values = values
         self._is_complete = is_complete
         self._numbers: dict[str, int] = {}
+        self._faults: list[SourceError] = []
 
-    def require_known(self) -> None:
+    def require_usable(self) -> None:
+        """Raise SourceError with all values that cannot be used."""
+        require_none(self._faults)
         if unknown := [key for key in self._values if key not in self.fields]:
             known = ", ".join(self.fields) or "none"
             raise SourceError("", f"takes no value {unknown[0][:100]!r}; its values are: {known}")
@@ -289,8 +302,12 @@ class _Filling:
             if each.name:
                 for text in self._texts(each, each.name)[:1]:
                     values[each.name] = text
-                    is_of_document = text in (_text(each.value), _text(each.default), *map(_text, each.choices or ()))
-                    if not each.is_secret and (is_of_document or _PLAIN_VALUE.fullmatch(text)):
+                    is_of_document = text in (
+                        text_of_value(each.value),
+                        text_of_value(each.default),
+                        *map(text_of_value, each.choices or ()),
+                    )
+                    if not each.is_secret and (is_of_document or PLAIN_VALUE.fullmatch(text)):
                         self.public.add(each.name)
         return values
 
@@ -309,7 +326,7 @@ class _Filling:
             if given.is_secret:  # then what it is made of is secret too
                 variables = {name: msgspec.structs.replace(each, is_secret=True) for name, each in variables.items()}
             before = len(self.fields)
-            text = self.template(_text(given.value), variables)
+            text = self.template(text_of_value(given.value), variables)
             asked = list(self.fields)[before:]
             is_empty = bool(asked) and not given.is_required and not any(self._has_value(key) for key in asked)
             return [] if is_empty else [text]
@@ -327,17 +344,17 @@ class _Filling:
         """The value of a new field. Empty if it has none and needs none."""
         key = self._key(label)
         is_secret = bool(given.is_secret)
-        choices = tuple(_clean(_text(choice))[:500] for choice in (given.choices or ())[:MAX_CHOICES])
-        default = "" if is_secret else _clean(_text(given.default))
+        choices = tuple(clean(text_of_value(choice))[:500] for choice in (given.choices or ())[:MAX_CHOICES])
+        default = "" if is_secret else clean(text_of_value(given.default))
         asked = Field(
             key,
-            _clean(given.description)[:500],
-            bool(given.is_required),
-            is_secret,
-            bool(given.is_repeated),
-            default[:MAX_FILLED],
-            _clean(_text(given.placeholder))[:200],
-            () if is_secret else choices or (("true", "false") if given.format == "boolean" else ()),
+            description=clean(given.description)[:500],
+            is_required=bool(given.is_required),
+            is_secret=is_secret,
+            is_repeated=bool(given.is_repeated),
+            default=default[:MAX_FILLED],
+            placeholder=clean(text_of_value(given.placeholder))[:200],
+            choices=() if is_secret else choices or (("true", "false") if given.format == "boolean" else ()),
         )
         self.fields[key] = asked
         filled = self._values.get(key)
@@ -345,23 +362,25 @@ class _Filling:
             self.inputs[key] = {"description": asked.description, "password": True}
             return f"${{input:{key}}}" if filled or asked.is_required else ""
         text = default if filled is None else filled
-        if self._is_complete:
-            self._require_usable(asked, given, text)
+        if self._is_complete and (fault := self._fault(asked, given, text)):
+            self._faults.append(SourceError(asked.key, fault))
         return text
 
     @staticmethod
-    def _require_usable(asked: Field, given: _Input, text: str) -> None:
+    def _fault(asked: Field, given: _Input, text: str) -> str:
+        """Why the text cannot be the value. Empty if it can."""
         is_flag = given.type == "named" and given.value is None
         if not text and asked.is_required and not is_flag:
-            raise SourceError(asked.key, "needs a value")
+            return "needs a value"
         if len(text) > MAX_FILLED:
-            raise SourceError(asked.key, f"must not be longer than {MAX_FILLED:,} characters")
+            return f"must not be longer than {MAX_FILLED:,} characters"
         if "${" in text:
-            raise SourceError(asked.key, "must be the value itself, without variables in ${}")
+            return "must be the value itself, without variables in ${}"
         if text and asked.choices and text not in asked.choices:
-            raise SourceError(asked.key, f"must be one of: {', '.join(asked.choices)}")
+            return f"must be one of: {', '.join(asked.choices)}"
         if text and given.format == "number" and not re.fullmatch(r"-?\d+(\.\d+)?", text):
-            raise SourceError(asked.key, "must be a number")
+            return "must be a number"
+        return ""
 
     def _key(self, label: str) -> str:
         """A key that no other field has, such as API_KEY or allowed-directory. Raises SourceError."""
@@ -376,12 +395,18 @@ class _Filling:
         return key
 
 
-def _text(value: _Text) -> str:
+def require_none(faults: Sequence[SourceError]) -> None:
+    """Raise all of them as one SourceError, so that a person can correct them at once."""
+    if faults:
+        raise SourceError(faults[0].place, faults[0].reason, faults[1:])
+
+
+def text_of_value(value: _Text) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return "" if value is None else str(value)
 
 
-def _clean(text: str | None) -> str:
+def clean(text: str | None) -> str:
     """A text of the document for people. One with the form of a secret is not shown."""
     return "" if text is None or has_token(text) else "".join(part if part.isprintable() else " " for part in text)

@@ -42,6 +42,7 @@ class Entry:
     version      of the server, if the text has one
     notes        sentences for the person who approves it
     public       the variables and headers that the text declares not to be secret
+    kept         variables that the hall itself replaces when the server starts
     """
 
     name: str
@@ -54,6 +55,7 @@ class Entry:
     version: str = ""
     notes: tuple[str, ...] = ()
     public: frozenset[str] = frozenset()
+    kept: frozenset[str] = frozenset()
 
     def at(self, *keys: str) -> str:
         return place_of(self.place, *keys)

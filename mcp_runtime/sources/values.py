@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from mcp_runtime.client.remote import MAX_URL
+from mcp_runtime.members.manifest.declaration import FOLDER
 from mcp_runtime.protocol.errors import SourceError
 from mcp_runtime.secrets.references import MAX_SECRET, REFERENCE
 from mcp_runtime.sources.clear import SWITCHES, has_token, is_clear, sounds_secret
@@ -14,6 +15,7 @@ from mcp_runtime.sources.drafts import Input
 from mcp_runtime.sources.variables import Variable, parts_of
 
 MAX_SECRET_NAME = 64
+MAX_SECRETS = 500  # of one member
 SHORTEST_HIDDEN = 12  # characters of a secret that is replaced in other values too
 HEADER_FLAGS = {"--header", "--headers", "-H"}
 ENV_FLAGS = {"--env", "-e"}
@@ -29,6 +31,7 @@ _PAIR = re.compile(r"(?<!\S)([A-Za-z_]\w*)=(\S+)")
 _HEADER = re.compile(r"([A-Za-z][\w-]{0,99})(\s*[:=]\s*)(.*)", re.DOTALL)
 _USER = re.compile(r"([^:@\s/]+:)(\S+)")
 _ADDRESS = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,30}://)(\S+)")
+_OF_MANIFEST = re.compile(rf"({re.sub(r'[(](?![?])', '(?:', REFERENCE.pattern)}|[$][{{]PORT[}}])")
 _PORT_AND_PATH = re.compile(r"\d{1,5}/")
 _PARAMETER = re.compile(r"(?<=[?&;#])([^=&;#\s]+)=([^&;#\s]*)")
 
@@ -48,6 +51,7 @@ class Values:
         own_env: Collection[str] = (),
         inputs: Mapping[str, Mapping[str, Any]] | None = None,
         reserved: Collection[str] = (),
+        kept: Collection[str] = (),
     ) -> None:
         self.secrets: dict[str, str] = {}
         self.inputs: dict[str, Input] = {}
@@ -56,6 +60,7 @@ class Values:
         self._own_env = own_env
         self._descriptions = inputs or {}
         self._reserved = reserved
+        self._kept = kept
         self._hidden: list[tuple[str, str]] = []
 
     # env, headers and the address ---------------------------------------------------------------------------------
@@ -68,6 +73,18 @@ class Values:
         if scheme := _SCHEME.fullmatch(text.strip()):
             return f"{scheme[1]} {self._value(name, scheme[3], place)}"
         return self._value(name, text.strip(), place)
+
+    def beside_references(self, name: str, text: str, place: str, *, is_header: bool = False) -> str:
+        """A value of env or headers in a manifest. References of the hall in it stay, and the rest follows the rule."""
+        scheme = _SCHEME.fullmatch(text.strip()) if is_header else None
+        beginning, rest = (scheme[1] + scheme[2], scheme[3]) if scheme else ("", text)
+        pieces = _OF_MANIFEST.split(rest)
+        return beginning + "".join(
+            piece
+            if place_of_piece % 2 or not piece.strip() or _CONNECTOR.fullmatch(piece) or is_clear(name, piece)
+            else self._secret(name, piece, place)
+            for place_of_piece, piece in enumerate(pieces)
+        )
 
     def address(self, text: str, place: str) -> str:
         """The address of a remote server. Everybody sees it, so it cannot contain a secret. Raises SourceError."""
@@ -97,11 +114,26 @@ class Values:
 
     # args ---------------------------------------------------------------------------------------------------------
 
-    def arguments(self, args: list[str], place: str, *, has_assignments: bool = False) -> list[str]:
-        """The arguments of a command. `has_assignments` is for env, whose first arguments are NAME=VALUE."""
+    def arguments(
+        self,
+        args: list[str],
+        place: str,
+        *,
+        has_assignments: bool = False,
+        kept: Collection[str] = (),
+        has_references: bool = False,
+    ) -> list[str]:
+        """The arguments of a command. `has_assignments` is for env, whose first arguments are NAME=VALUE.
+
+        Those in `kept` stay as they are. With `has_references` they are of a manifest, and its references stay.
+        """
         result, flag = [], ""
         for index, arg in enumerate(args):
             where = f"{place}.{index}"
+            if arg in kept or (has_references and "${" in arg):
+                result.append(arg if arg in kept else self._beside_references(flag, arg, where))
+                flag = arg if _FLAG.fullmatch(arg) and "=" not in arg else ""
+                continue
             if match := _FLAG.fullmatch(arg):
                 flag, value = match[1], match[2]
                 result.append(flag if value is None else f"{flag}={self._argument(flag, value, where)}")
@@ -112,6 +144,32 @@ class Values:
             result.append(self._argument("--env" if is_assignment else flag, arg, where))
             flag = ""
         return result
+
+    def _beside_references(self, flag: str, text: str, place: str) -> str:
+        """An argument of a manifest with references, or with another `${` that the hall leaves as it is."""
+        if text.lstrip().startswith(("{", "[{")):
+            reason = "has settings in JSON with ${}, which the hall cannot check for secrets; pass them in env"
+            raise SourceError(place, reason)
+        name = flag.lstrip("-")
+        option, equals, rest = text.partition("=") if text.startswith("-") else ("", "", text)
+        label = option.lstrip("-") or name
+        pieces = _OF_MANIFEST.split(rest)
+        return f"{option}{equals}" + "".join(
+            self._secret(label or "argument", piece, place)
+            if place_of_piece % 2 == 0 and self._is_secret_piece(label, piece)
+            else piece
+            for place_of_piece, piece in enumerate(pieces)
+        )
+
+    @staticmethod
+    def _is_secret_piece(label: str, piece: str) -> bool:
+        """Whether a part of an argument, beside references, could be a secret."""
+        if not piece.strip() or _CONNECTOR.fullmatch(piece):
+            return False
+        if sounds_secret(label):
+            return not is_clear(label, piece)
+        has_password = any(":" in match[2].split("@")[0] and "@" in match[2] for match in _ADDRESS.finditer(piece))
+        return has_token(piece) or has_password
 
     def _argument(self, flag: str, text: str, place: str) -> str:
         """An argument after this flag, which may be empty."""
@@ -204,7 +262,9 @@ class Values:
 
     def _of_variable(self, variable: Variable, place: str, *, is_env: bool = False) -> str:
         """A server such as mcp-remote fills in ${NAME} in its arguments itself, if env has that name."""
-        if variable.name in self._own_env and variable.text == f"${{{variable.name}}}" != "${PORT}" and not is_env:
+        is_of_hall = variable.text in ("${PORT}", FOLDER)
+        is_own = variable.name in self._own_env and variable.text == f"${{{variable.name}}}" and not is_env
+        if variable.text in self._kept or (is_own and not is_of_hall):
             return variable.text
         described = self._descriptions.get(variable.name, {}) if variable.is_input else {}
         default = variable.default if variable.default is not None else described.get("default")
@@ -232,6 +292,8 @@ class Values:
     def _secret(self, label: str, value: str, place: str) -> str:
         if len(value) > MAX_SECRET:
             raise SourceError(place, f"is longer than {MAX_SECRET:,} characters")
+        if len(self.secrets) >= MAX_SECRETS:
+            raise SourceError(place, f"is one of more than {MAX_SECRETS} secrets of one member")
         name = next((name for name, other in self.secrets.items() if other == value), None) or self._name(label)
         self.secrets[name] = value
         reference = f"${{secret:{name}}}"

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import psutil
+
+class NoProcessError(Exception):
+    """There is no process with that pid, or only a zombie."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class RuntimeId:
 
     @classmethod
     def of(cls, pid: int) -> RuntimeId:
-        """Raises psutil.NoSuchProcess if there is none, or only a zombie."""
+        """Raises NoProcessError."""
         return cls(pid, _start_time(pid), own_namespace(), own_boot())
 
     @classmethod
@@ -55,22 +57,19 @@ class RuntimeId:
             return False
         try:
             return _start_time(self.pid) != self.started
-        except psutil.NoSuchProcess:
+        except NoProcessError:
             return True
-        except (OSError, psutil.AccessDenied):
+        except OSError:
             return False
 
 
 def _start_time(pid: int) -> int:
     """The start time of the process, by a clock that nobody can set.
 
-    Raises psutil.NoSuchProcess, also for zombies. Raises OSError or psutil.AccessDenied if the system hides it.
+    Raises NoProcessError, also for zombies. Raises OSError if the system hides it.
     """
     if sys.platform != "linux":
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            raise psutil.NoSuchProcess(pid)
-        return int(process.create_time() * 1000)
+        return _start_time_by_psutil(pid)
     # Read the kernel's value, because psutil adds the time of the boot, which moves with the wall clock.
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
@@ -78,12 +77,26 @@ def _start_time(pid: int) -> int:
         # With hidepid=2 (proc(5)) processes of other users have no file, but a signal shows that they exist.
         if _exists(pid):
             raise
-        raise psutil.NoSuchProcess(pid) from None
+        raise NoProcessError(pid) from None
     # The name in parentheses may contain any character. In proc(5) the state is field 3, and the start is field 22.
     fields = stat.rpartition(b")")[2].split()
     if fields[0] in (b"Z", b"X"):
-        raise psutil.NoSuchProcess(pid)
+        raise NoProcessError(pid)
     return int(fields[19])
+
+
+def _start_time_by_psutil(pid: int) -> int:
+    import psutil  # only here, because commands must start fast, and Linux does not need it
+
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise NoProcessError(pid)
+        return int(process.create_time() * 1000)
+    except psutil.NoSuchProcess as error:
+        raise NoProcessError(pid) from error
+    except psutil.AccessDenied as error:
+        raise PermissionError(str(error)) from error
 
 
 def _exists(pid: int) -> bool:

@@ -7,6 +7,8 @@ nodes                           the machines that run the hall
 invitations                     links with which people make their own accounts
 users, groups                   Django's screens of users and groups, with roles
 rows                            the base of these classes, for rows that people read and do not edit
+table_rows                      the rows of all lists
+choosing                        choices of forms that a search finds
 present, live                   formatting, and parts of pages that update automatically
 plots, statistics               figures of calls as plots
 

@@ -25,11 +25,14 @@ GROUPS_OF_KINDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "failed": ("failed logins", ("login_failed",)),
     "users": ("users, roles, passwords", ("user_", "role_", "password_")),
     "invitations": ("invitations", ("invitation_",)),
-    "tokens": ("tokens", ("token_",)),
+    "tokens": ("tokens and clients", ("token_", "client_")),
     "groups": ("groups", ("group_",)),
-    "members": ("members", ("member_",)),
+    "members": ("members", ("member_", "edit_")),
+    "packages": ("packages", ("packages_",)),
     "contracts": ("contracts", ("contract_",)),
     "tools": ("tools", ("tool_enabled", "tool_disabled")),
+    "prompts": ("prompts", ("prompt_",)),
+    "resources": ("resources", ("resource_",)),
     "tool_sets": ("tool sets", ("tool_set_",)),
     "secrets": ("secrets", ("secret",)),
     "nodes": ("nodes", ("node_",)),
@@ -61,14 +64,15 @@ class SourceFilter(admin.SimpleListFilter):
 
 
 class ActorFilter(admin.SimpleListFilter):
-    """The actors of the newest entries. A user counts with all tokens of the user."""
+    """The actors of the newest entries. A user counts with all tokens of the user, and with single sign-on."""
 
     title = "actor"
     parameter_name = "actor"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
         newest = model_admin.get_queryset(request).order_by("-id").values_list("actor", flat=True)[:SCANNED]
-        names = dict.fromkeys(name.partition(audit.WITH_TOKEN)[0] for name in newest)
+        users = (name.partition(audit.WITH_TOKEN)[0] for name in newest)
+        names = dict.fromkeys(name.removesuffix(audit.WITH_SINGLE_SIGN_ON) for name in users)
         shown = sorted([*names][:MAX_ACTORS], key=str.casefold)
         return [(name, present.bounded(name, 60)) for name in shown]
 
@@ -78,6 +82,7 @@ class ActorFilter(admin.SimpleListFilter):
 
 @admin.register(AuditEntry)
 class AuditAdmin(RuntimeRowAdmin):
+    list_title = "Audit log"
     list_display = ["happened", "who", "did", "what", "change"]
     list_filter = [KindFilter, ActorFilter, SourceFilter, "at"]
     search_fields = ["actor", "target", "address"]
@@ -95,8 +100,8 @@ class AuditAdmin(RuntimeRowAdmin):
         entry = super().get_object(request, object_id, from_field)
         return entry and _visible([entry], request)[0]
 
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        return super().changelist_view(request, {"title": "Audit log", **(extra_context or {})})
+    def title_of(self, row: AuditEntry) -> str:
+        return f"Entry {row.pk} of the audit log"
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
         changelist = super().get_changelist_instance(request)
@@ -127,7 +132,7 @@ class AuditAdmin(RuntimeRowAdmin):
 
     @admin.display(description="change")
     def change(self, entry: AuditEntry) -> str:
-        return present.one_line(audit.summary(entry), 160) or present.NOTHING
+        return present.with_times(present.one_line(audit.summary(entry), 160) or present.NOTHING)
 
     @admin.display(description="before and after")
     def difference(self, entry: AuditEntry) -> SafeString | str:
@@ -147,7 +152,8 @@ def _cells(rows: list[tuple[str, str, str]]) -> Iterator[tuple[str, SafeString, 
 
 
 def _cell(side: str, text: str) -> SafeString:
-    return format_html('<td class="audit-{}">{}</td>', side if text else "nothing", text or present.NOTHING)
+    shown = present.with_times(text or present.NOTHING)
+    return format_html('<td class="audit-{}">{}</td>', side if text else "nothing", shown)
 
 
 def _visible(entries: Any, request: HttpRequest) -> list[AuditEntry]:

@@ -11,7 +11,8 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from roster import invitations, roles
@@ -38,6 +39,7 @@ class InvitationForm(forms.ModelForm):  # type: ignore[type-arg]  # Django's cla
 
 @admin.register(Invitation)
 class InvitationAdmin(SafeFilterAdmin):
+    nothing_yet = "Nobody is invited yet. An invitation is a link with which one person makes an account."
     list_display = ["role", "note", "inviter", "created", "expires", "status"]
     list_display_links = None
     list_select_related = ["role", "created_by", "used_by"]
@@ -78,6 +80,9 @@ class InvitationAdmin(SafeFilterAdmin):
         actions: dict[str, Any] = super().get_actions(request)
         actions.pop("delete_selected", None)
         return actions
+
+    def next_step(self, request: HttpRequest) -> SafeString | str:
+        return format_html('<a href="{}">Invite a person</a>', reverse("admin:roster_invitation_invite"))
 
     def invite_view(self, request: HttpRequest) -> HttpResponse:
         """The form, and in the response to it the link. It is not redirected, because nothing stores the link."""

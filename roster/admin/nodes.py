@@ -9,8 +9,8 @@ from typing import Any
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
 
 from mcp_runtime.control import nodes
 from mcp_runtime.control.nodes import NodeReport
@@ -50,6 +50,8 @@ def _report(node: Node) -> NodeReport:
 
 @admin.register(Node)
 class NodeAdmin(RuntimeRowAdmin):
+    has_history = True
+    nothing_yet = "There are no nodes yet. A runtime that starts appears here."
     list_display = (
         *("name", "runtime", "members", "calls_per_minute", "cpu", "memory", "capacity"),
         *("label_names", "version"),
@@ -70,23 +72,26 @@ class NodeAdmin(RuntimeRowAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         return nodes.with_counts(Node.objects.all())
 
+    def next_step(self, request: HttpRequest) -> SafeString:
+        return mark_safe("Start one with <code>guildhall runtime</code> in the folder of the hall.")
+
     @admin.display(description="runtime")
     def runtime(self, node: Node) -> SafeString:
         report = _report(node)
         word, status = ("alive", "connected") if report.is_alive else ("not alive", "disconnected")
         badge = format_html('<span class="status status-{}">{}</span>', status, word)
-        details = [f"since {present.when(report.since)} UTC"] if report.since else []
+        details: list[str] = [format_html("since {}", present.when(report.since))] if report.since else []
         details += ["draining"] if report.is_draining else []
         details += ["still holds its lease: start it again or remove it"] if report.holds_lease else []
-        return format_html("{} {}", badge, ", ".join(details)) if details else badge
+        return format_html("{} {}", badge, format_html_join(", ", "{}", ((each,) for each in details)))
 
     @admin.display(description="members")
     def members(self, node: Node) -> str:
-        return _text(_report(node).members)
+        return _number(_report(node).members)
 
     @admin.display(description="calls a minute")
     def calls_per_minute(self, node: Node) -> str:
-        return _text(_report(node).calls_per_minute)
+        return _number(_report(node).calls_per_minute)
 
     @admin.display(description="CPU")
     def cpu(self, node: Node) -> str:
@@ -108,7 +113,7 @@ class NodeAdmin(RuntimeRowAdmin):
 
     @admin.display(description="process of the worker")
     def process(self, node: Node) -> str:
-        return _text(_report(node).pid)
+        return str(_report(node).pid or present.NOTHING)
 
     @admin.display(description="sandbox")
     def sandbox(self, node: Node) -> str:
@@ -118,5 +123,5 @@ class NodeAdmin(RuntimeRowAdmin):
         return "; ".join(f"no protection of {name}: {reason}" for name, reason in gaps.items()) or "all protections"
 
 
-def _text(number: int | None) -> str:
-    return present.NOTHING if number is None else str(number)
+def _number(number: int | None) -> str:
+    return present.NOTHING if number is None else present.number(number)

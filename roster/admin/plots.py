@@ -42,6 +42,7 @@ class Row:
 
     place: str
     width: str
+    begins_at: datetime
     time: str
     calls: int
     failed: int
@@ -168,7 +169,8 @@ def _rows(series: Series) -> list[Row]:
         Row(
             place=f"{number * width:.2f}%",
             width=f"{width:.2f}%",
-            time=_moment(point.begins_at, series),
+            begins_at=point.begins_at,
+            time=f"{point.begins_at:%Y-%m-%d %H:%M} UTC",
             calls=point.calls,
             failed=point.failed,
             p50=present.seconds(point.p50),
@@ -177,7 +179,3 @@ def _rows(series: Series) -> list[Row]:
         for number, point in enumerate(series.points)
         if point.calls
     ]
-
-
-def _moment(begins_at: datetime, series: Series) -> str:
-    return begins_at.strftime("%H:%M" if series.span.name == "hour" else "%a %-d %b, %H:%M")

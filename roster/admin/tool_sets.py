@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.auth.models import Group, User
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import Count, QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.urls import URLPattern, path
 
 from mcp_runtime.control import tool_sets
 from mcp_runtime.control.tool_sets import Entry, Values
 from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.security.access import Principal
-from roster.admin import present
+from roster import addresses, agent_view
+from roster.admin import agent_view as agent_view_page
+from roster.admin import choosing, present
+from roster.admin.choosing import Choice, Offer
 from roster.admin.rows import SafeFilterAdmin, principal_of
 from roster.models import ToolSet, ToolSetEntry
 
 FIELDS = ["name", "title", "description"]
+MAX_CHOICES = choosing.MAX_FOUND // 2  # of members, and of tools
 CONTENT_HELP = "A member, or MEMBER/TOOL for one of its tools."
+
+
+def _find_entries(request: HttpRequest, words: Sequence[str]) -> list[Choice]:
+    """Members and tools. A word may be MEMBER/TOOL, as in the field."""
+    parts = [part for word in words for part in word.split("/") if part]
+    return [Choice(text, text) for text in tool_sets.choices(principal_of(request), parts, limit=MAX_CHOICES)]
+
+
+def _may_edit(request: HttpRequest) -> bool:
+    return request.user.has_perm("roster.add_toolset") or request.user.has_perm("roster.change_toolset")
+
+
+ENTRIES = choosing.register(Offer("tool-set-entries", "members and tools", _may_edit, _find_entries))
 
 
 class ToolSetForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
@@ -41,8 +61,12 @@ class ToolSetForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdm
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if "reserved_for" in self.fields and self.instance.pk is not None:
-            self.fields["reserved_for"].initial = self.instance.groups.all()
+        if "reserved_for" in self.fields:
+            field: Any = self.fields["reserved_for"]
+            if not field.queryset.exists():
+                field.help_text = "There are no groups yet, so all users who may call tools can use the tool set."
+            if self.instance.pk is not None:
+                field.initial = self.instance.groups.all()
 
     def clean(self) -> dict[str, Any] | None:
         cleaned = super().clean()
@@ -80,6 +104,11 @@ class EntryForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
 
 class EntryFormSet(forms.BaseInlineFormSet):  # type: ignore[type-arg]  # as for ModelAdmin
     principal: Principal  # set by EntryInline.get_formset
+
+    def add_fields(self, form: Any, index: int | None) -> None:
+        super().add_fields(form, index)
+        if "DELETE" in form.fields:
+            form.fields["DELETE"].widget.attrs["aria-label"] = "Delete this entry"
 
     def entries(self) -> list[Entry]:
         filled = [form for form in self.forms if form.cleaned_data.get("content")]
@@ -127,6 +156,10 @@ class EntryInline(admin.TabularInline):  # type: ignore[type-arg]  # as for Mode
 
 @admin.register(ToolSet)
 class ToolSetAdmin(SafeFilterAdmin):
+    nothing_yet = (
+        "There are no tool sets yet. A tool set is a choice of tools with an address of its own at the gateway, "
+        "so that an agent sees only what it needs."
+    )
     form = ToolSetForm
     inlines = (EntryInline,)
     list_display = ("name", "title", "address", "entry_count", "changed", "created_by")
@@ -154,15 +187,38 @@ class ToolSetAdmin(SafeFilterAdmin):
     def changeform_view(
         self, request: HttpRequest, object_id: str | None = None, form_url: str = "", extra_context: Any = None
     ) -> Any:
-        context = {"choices": tool_sets.choices(principal_of(request)), **(extra_context or {})}
+        context = {"choices": _find_entries(request, []), "offer": ENTRIES, **(extra_context or {})}
         if object_id is not None and (row := self.get_object(request, object_id)) is not None:
             principal = principal_of(request)
+            context["gateway_address"] = addresses.address_of_tool_set(row.name)
             context["preview"] = tool_sets.preview(tool_sets.entries_of(row, principal), principal)
         try:
             return super().changeform_view(request, object_id, form_url, context)
         except RequestRefusedError as refusal:  # another editor was faster
             messages.error(request, f"Not saved: {refusal}")
             return redirect(request.get_full_path())
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.agent_view)
+        return [path("<int:object_id>/view/", view, name="roster_toolset_view"), *super().get_urls()]
+
+    def agent_view(self, request: HttpRequest, object_id: int) -> HttpResponse:
+        """What an agent sees at its address."""
+        row = self.get_object(request, str(object_id))
+        if row is None or not self.has_view_permission(request, row):
+            raise PermissionDenied
+        principal = principal_of(request)
+        return agent_view_page.page(
+            self,
+            request,
+            row,
+            partial(agent_view.of_tool_set, row, principal),
+            partial(agent_view.trim_tool_set, row, principal) if self.has_change_permission(request, row) else None,
+            trim_help=(
+                "The other tools of this list leave the tool set. Tools that are held or disabled, and entries of "
+                "members that you cannot see, stay."
+            ),
+        )
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         """Save nothing yet. `save_related` has the entries too."""
@@ -190,13 +246,13 @@ class ToolSetAdmin(SafeFilterAdmin):
         # The entries are deleted with it. Their members may be reserved for others.
         return [str(row) for row in objs], {"tool sets": len(objs)}, set(), []
 
-    @admin.display(description="path at the gateway")
+    @admin.display(description="address at the gateway")
     def address(self, row: ToolSet) -> str:
-        return f"/sets/{row.name}/mcp"
+        return addresses.address_of_tool_set(row.name)
 
     @admin.display(description="entries", ordering="entries_in_all")
-    def entry_count(self, row: Any) -> int:
-        return int(row.entries_in_all)
+    def entry_count(self, row: Any) -> str:
+        return present.number(row.entries_in_all)
 
 
 def _explain(check: Any) -> None:

@@ -1,6 +1,6 @@
-"""Users in the admin. An editor chooses the role of a user. Only superusers choose raw permissions and groups.
+"""Users in the admin. An editor chooses the role of a user, and their groups. Only superusers choose raw permissions.
 
-`roster.roles` decides which users an editor may change, and which roles an editor may give.
+`roster.roles` decides which users an editor may change, and which roles and groups an editor may give.
 """
 
 from __future__ import annotations
@@ -13,19 +13,25 @@ from django.contrib.auth.admin import UserAdmin
 from django.contrib.auth.forms import UserChangeForm, UserCreationForm
 from django.contrib.auth.models import Group, User
 from django.db import transaction
-from django.db.models import ManyToManyField, Model, QuerySet
+from django.db.models import ManyToManyField, Model, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
 
 from roster import roles
 from roster.admin import present
 from roster.admin.rows import RecordedAdmin
-from roster.models import Role
+from roster.models import Identity, Role
 
 ROLE_HELP = (
     "A viewer sees members and tools. A caller also calls tools and creates tokens. An operator also starts and stops "
-    "members and sees all calls. An admin also reserves members and manages users and groups."
+    "members and sees all calls. An admin also adds, edits, reserves and removes members, sets secrets, and manages "
+    "users and groups."
+)
+GROUPS_HELP = (
+    "You can choose groups that give no more rights than you have. Members and tool sets are reserved for groups."
 )
 ADVANCED_HELP = "Most users need only a role. These rights add to it. Only superusers can change them."
+SIGN_ON_HELP = "Each login gives and takes what GUILD_HALL_OIDC_GROUPS says. All other groups stay as they are here."
 OUT_OF_REACH = "You cannot change this user, because the user has rights that you do not have."
 
 admin.site.unregister(User)
@@ -56,7 +62,20 @@ class NewUserForm(RoleForm, UserCreationForm):  # type: ignore[type-arg]  # as a
 
 
 class UserForm(RoleForm, UserChangeForm):  # type: ignore[type-arg]  # as above
-    pass
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "groups" in self.fields:
+            self.initial["groups"] = list(self.instance.groups.filter(pk__in=self._groups_to_give))
+
+    @property
+    def _groups_to_give(self) -> QuerySet[Group]:
+        field: Any = self.fields["groups"]
+        return cast("QuerySet[Group]", field.queryset)
+
+    def clean_groups(self) -> QuerySet[Group]:
+        """Add the groups that the form does not have, which are those of roles. Otherwise they would be removed."""
+        others = self.instance.groups.exclude(pk__in=self._groups_to_give)
+        return Group.objects.filter(Q(pk__in=self.cleaned_data["groups"]) | Q(pk__in=others))
 
 
 class RoleFilter(admin.SimpleListFilter):
@@ -83,19 +102,22 @@ class HallUserAdmin(RecordedAdmin, UserAdmin):  # type: ignore[type-arg]  # as a
     form = UserForm
     list_display = ["username", "role", "first_name", "last_name", "email", "is_active"]
     list_filter = [RoleFilter, "is_active", "is_superuser"]
-    readonly_fields = ["last_login", "date_joined"]
+    readonly_fields = ["logged_in", "joined", "sign_on"]
+    logged_in = present.moment_column("last_login", "last login")
+    joined = present.moment_column("date_joined", "date joined")
     add_fieldsets = ((None, {"classes": ["wide"], "fields": ["username", "password1", "password2", "role"]}),)
     fieldsets = (
         (None, {"fields": ["username", "password", "role", "is_active"]}),
+        ("Groups", {"fields": ["groups"]}),
         ("Personal info", {"fields": ["first_name", "last_name", "email"]}),
-        ("Important dates", {"fields": ["last_login", "date_joined"]}),
+        ("Important dates", {"fields": ["logged_in", "joined"]}),
     )
     advanced = (
         "Advanced",
         {
             "classes": ["collapse"],
             "description": ADVANCED_HELP,
-            "fields": ["is_superuser", "is_staff", "groups", "user_permissions"],
+            "fields": ["is_superuser", "is_staff", "user_permissions"],
         },
     )
 
@@ -107,9 +129,11 @@ class HallUserAdmin(RecordedAdmin, UserAdmin):  # type: ignore[type-arg]  # as a
         fieldsets = super().get_fieldsets(request, obj)
         if obj is None:
             return fieldsets
+        if hasattr(obj, "identity"):
+            fieldsets = (*fieldsets, ("Single sign-on", {"fields": ["sign_on"], "description": SIGN_ON_HELP}))
         if not self.has_change_permission(request, obj):  # without the button that sets a password
             note = {} if _may_edit(request, obj) else {"description": OUT_OF_REACH}
-            return [(None, {"fields": ["username", "role", "is_active"], **note}), *fieldsets[1:]]
+            return [(None, {"fields": ["username", "role", "is_active"], **note}), *fieldsets[2:]]
         return [*fieldsets, self.advanced] if request.user.is_superuser else fieldsets
 
     def user_change_password(self, request: HttpRequest, id: str, form_url: str = "") -> HttpResponse:
@@ -121,13 +145,15 @@ class HallUserAdmin(RecordedAdmin, UserAdmin):  # type: ignore[type-arg]  # as a
         return type(form.__name__, (form,), {"editor": request.user})
 
     def formfield_for_manytomany(self, db_field: ManyToManyField[Any, Any], request: HttpRequest, **kwargs: Any) -> Any:
-        if db_field.name == "groups":
-            kwargs["queryset"] = Group.objects.filter(role=None)  # the field `role` has the others
+        if db_field.name == "user_permissions":
+            kwargs["queryset"] = roles.permissions_with_a_meaning()
+        if db_field.name == "groups":  # the field `role` has those of roles
+            kwargs["queryset"] = roles.editable_groups(cast(User, request.user)).order_by("name")
+            kwargs |= {"widget": forms.CheckboxSelectMultiple, "help_text": GROUPS_HELP}
         return super().formfield_for_manytomany(db_field, request, **kwargs)
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
         super().save_related(request, form, formsets, change)
-        # Afterwards, because the form's field of groups does not contain the roles, and so removes them.
         roles.set_role(form.instance, form.cleaned_data["role"])
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
@@ -135,6 +161,11 @@ class HallUserAdmin(RecordedAdmin, UserAdmin):  # type: ignore[type-arg]  # as a
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return super().has_delete_permission(request, obj) and _may_edit(request, obj)
+
+    @admin.display(description="person at the provider")
+    def sign_on(self, user: User) -> str:
+        identity: Identity = user.identity
+        return format_html("{}. Last login there: {}", identity, present.when(identity.last_login_at))
 
     @admin.display(description="role")
     def role(self, user: User) -> str:

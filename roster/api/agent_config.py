@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from django.contrib.auth.models import User
@@ -16,6 +18,7 @@ from roster.api.base import REFUSED, HallView, Strict, body_of, query_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayMakeTokens, principal_of
 from roster.api.tokens import TokenSerializer
+from roster.client_formats import CLIENTS, PLACEHOLDER
 from roster.models import Token
 
 
@@ -28,6 +31,9 @@ class AgentConfigFilters(serializers.Serializer[Any]):
     tool_set = serializers.CharField(required=False, default="", help_text="If it is given, only this tool set.")
     direct = serializers.BooleanField(
         required=False, default=False, help_text="Connect to the endpoint of each member, not to the gateway."
+    )
+    search_mode = serializers.BooleanField(
+        required=False, default=False, help_text="The client lists three tools that find and call all others."
     )
 
     def get_fields(self) -> dict[str, Any]:
@@ -43,6 +49,7 @@ class AgentConfigRequest(Strict):
     members = serializers.ListField(child=serializers.CharField(), required=False, default=list)
     tool_set = serializers.CharField(required=False, default="", allow_blank=True)
     direct = serializers.BooleanField(required=False, default=False)
+    search_mode = serializers.BooleanField(required=False, default=False)
     expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
 
     def get_fields(self) -> dict[str, Any]:
@@ -50,7 +57,7 @@ class AgentConfigRequest(Strict):
 
 
 def _for_field() -> serializers.ChoiceField:
-    return serializers.ChoiceField(choices=list(agent_config.FORMATS), help_text="The client.")
+    return serializers.ChoiceField(choices=list(CLIENTS), help_text="The client.")
 
 
 class CostSerializer(serializers.Serializer[Any]):
@@ -75,7 +82,7 @@ class AgentConfigView(HallView):
     @extend_schema(parameters=[AgentConfigFilters], responses={200: AgentConfigSerializer, 404: REFUSED, 409: REFUSED})
     def get(self, request: Request) -> Response:
         """The configuration with a placeholder for the token. A GET creates nothing. A POST creates a token."""
-        return Response(self._config(request, query_of(AgentConfigFilters, request), None, agent_config.PLACEHOLDER))
+        return Response(self._config(request, query_of(AgentConfigFilters, request), None, PLACEHOLDER))
 
     @extend_schema(
         request=AgentConfigRequest,
@@ -84,27 +91,34 @@ class AgentConfigView(HallView):
     def post(self, request: Request) -> Response:
         """Create a token for this client and these members, and return the configuration. `direct` needs no token."""
         values, principal = body_of(AgentConfigRequest, request.data), principal_of(request)
-        agent_config.require_one_choice(values["members"], values["tool_set"], direct=values["direct"])
+        _require_one_choice(values)
         agent_config.select_members(principal, values["members"])
         row, token = None, ""
         if not values["direct"]:
             new_token = NewToken(
-                values["for"], values["members"], tool_set=values["tool_set"], expires_at=values["expires_at"]
+                values["for"],
+                values["members"],
+                tool_set=values["tool_set"],
+                expires_at=values["expires_at"],
+                search_mode=values["search_mode"],
             )
             row, token = make_token(cast(User, request.user), new_token, maker=principal)
         return Response(self._config(request, values, row, token), status=status.HTTP_201_CREATED)
 
     @staticmethod
     def _config(request: Request, values: dict[str, Any], row: Token | None, token: str) -> dict[str, Any]:
-        principal, names, direct = principal_of(request), values["members"], values["direct"]
-        tool_set = values["tool_set"]
-        agent_config.require_one_choice(names, tool_set, direct=direct)
+        # The new token has its own mode, also if the request comes with a token.
+        principal = replace(principal_of(request), searches=values["search_mode"], pinned=frozenset())
+        names, direct = values["members"], values["direct"]
+        # The address of its set is the best one for a token that is for a tool set.
+        tool_set = values["tool_set"] or ("" if names or direct else principal.tool_set or "")
+        _require_one_choice({**values, "tool_set": tool_set})
         members = agent_config.select_members(principal, names)
         if direct:
             entries = agent_config.direct_entries(members, require_all=bool(names))
         else:
             entries = agent_config.gateway_entries(names, token, tool_set)
-        client = agent_config.FORMATS[values["for"]]
+        client = CLIENTS[values["for"]]
         if tool_set:
             costs = agent_config.costs_of_set(principal, tool_set)
         else:
@@ -116,3 +130,9 @@ class AgentConfigView(HallView):
             "cost": CostSerializer(sum(costs.values(), agent_config.Cost())).data,
             "cost_by_member": {name: CostSerializer(cost).data for name, cost in costs.items()},
         }
+
+
+def _require_one_choice(values: Mapping[str, Any]) -> None:
+    agent_config.require_one_choice(
+        values["members"], values["tool_set"], direct=values["direct"], search_mode=values["search_mode"]
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from django.contrib.auth.models import User
+from django.http import HttpRequest
 from rest_framework.authentication import BaseAuthentication, get_authorization_header
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -14,6 +17,12 @@ from mcp_runtime.security.access import Principal
 SCHEMES = ("bearer", "token")
 
 
+def token_in(request: HttpRequest | Request) -> str | None:
+    """The token in the Authorization header. None if it has none of a token's schemes."""
+    scheme, _, token = get_authorization_header(cast(Request, request)).decode("latin-1").strip().partition(" ")
+    return token.strip() if scheme.lower() in SCHEMES else None
+
+
 class TokenAuthentication(BaseAuthentication):
     """Read `Authorization: Bearer gh_...` or `Token gh_...`, with one query. An invalid token gets 401.
 
@@ -21,11 +30,10 @@ class TokenAuthentication(BaseAuthentication):
     """
 
     def authenticate(self, request: Request) -> tuple[User, Principal] | None:
-        scheme, _, token = get_authorization_header(request).decode("latin-1").strip().partition(" ")
-        if scheme.lower() not in SCHEMES:
+        if (token := token_in(request)) is None:
             return None
         try:
-            return principals.holder_of(token.strip())
+            return principals.holder_of(token)
         except TokenError as error:
             raise AuthenticationFailed(str(error)) from error
 

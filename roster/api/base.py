@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ from drf_spectacular.utils import OpenApiResponse
 from rest_framework import serializers
 from rest_framework.exceptions import NotFound
 from rest_framework.pagination import CursorPagination
+from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 from rest_framework.request import Request
 from rest_framework.utils.encoders import JSONEncoder
@@ -17,13 +19,16 @@ from rest_framework.views import APIView
 from roster.api import requests
 
 
-class ErrorSerializer(serializers.Serializer[Any]):
-    """The body of every refusal."""
+class ProblemSerializer(serializers.Serializer[Any]):
+    """The body of every refusal: the problem details of RFC 9457, with members of the hall."""
 
-    error = serializers.CharField(help_text="A sentence for people.")
+    title = serializers.CharField(help_text="The name of the status.")
+    status = serializers.IntegerField(help_text="The status of the response.")
+    detail = serializers.CharField(help_text="A sentence for people.")
     code = serializers.CharField(help_text="A word for programs.")
     path = serializers.CharField(required=False, help_text="The place of the fault in the arguments.")
     reason = serializers.CharField(required=False, help_text="The fault at this place.")
+    kind = serializers.CharField(required=False, help_text="The error kind, if a member failed.")
     faults = serializers.DictField(
         child=serializers.ListField(child=serializers.CharField()),
         required=False,
@@ -31,7 +36,7 @@ class ErrorSerializer(serializers.Serializer[Any]):
     )
 
 
-REFUSED = OpenApiResponse(ErrorSerializer, description="Refused; `error` says why.")
+REFUSED = OpenApiResponse(ProblemSerializer, description="Refused. `detail` says why.")
 
 
 class QuickRenderer(JSONRenderer):
@@ -54,7 +59,7 @@ class HallView(APIView):
     """JSON in and out, whatever the client accepts, because there is only one renderer."""
 
     renderer_classes = (QuickRenderer,)
-    parser_classes = (requests.ObjectParser,)
+    parser_classes: Sequence[type[BaseParser]] = (requests.ObjectParser,)
 
     def perform_content_negotiation(self, request: Request, force: bool = False) -> tuple[BaseRenderer, str]:
         return QuickRenderer(), QuickRenderer.media_type

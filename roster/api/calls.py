@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import User
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.urls import get_script_prefix, reverse
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema_field
 from rest_framework import serializers, status
@@ -19,7 +19,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from mcp_runtime.calls.transitions import Requester
+from mcp_runtime.control import call_search
 from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call
+from mcp_runtime.control.tool_sets import ToolSetsOfCalls
 from mcp_runtime.security import access
 from mcp_runtime.security.access import Principal
 from mcp_runtime.security.limits import Limiter
@@ -73,6 +75,10 @@ class CallSummarySerializer(serializers.Serializer[Call]):
     tool_version = serializers.CharField(
         help_text="The version of the tool when the call was made. Empty if the hall did not know the tool."
     )
+    tool_set = serializers.SerializerMethodField(
+        help_text="The name of the tool set at whose address it was called. Null for calls at other addresses, and for "
+        "calls of others if the tool set does not exist for you."
+    )
     status = serializers.ChoiceField(choices=Call.Status.choices)
     source = serializers.ChoiceField(choices=Call.Source.choices)  # type: ignore[assignment]
     requester = serializers.CharField(help_text="The names of the user and the token when the call was made.")
@@ -88,6 +94,10 @@ class CallSummarySerializer(serializers.Serializer[Call]):
     )
     error = serializers.SerializerMethodField(help_text="The error, if the call failed. Otherwise null.")
     url = serializers.SerializerMethodField()
+
+    def get_tool_set(self, call: Call) -> str | None:
+        tool_sets: ToolSetsOfCalls = self.context["tool_sets"]
+        return tool_sets.of(call)
 
     def get_duration(self, call: Call) -> float | None:
         return call.duration.total_seconds() if call.duration is not None else None
@@ -118,6 +128,7 @@ class CallSerializer(CallSummarySerializer):
             "member": call.member.name,
             "tool": call.tool_name,
             "tool_version": call.tool_version,
+            "tool_set": self.get_tool_set(call),
             "status": call.status,
             "source": call.source,
             "requester": call.requester,
@@ -157,18 +168,33 @@ class CallFilters(Filters):
     status = serializers.MultipleChoiceField(choices=Call.Status.choices, required=False)
     member = serializers.CharField(required=False)
     tool = serializers.CharField(required=False)
+    tool_set = serializers.CharField(required=False, help_text="The name of a tool set.")
     source = serializers.MultipleChoiceField(choices=Call.Source.choices, required=False)  # type: ignore[assignment]
     error_kind = serializers.MultipleChoiceField(choices=Call.ErrorKind.choices, required=False)
     requested_by = serializers.CharField(required=False, help_text="The name of a user.")
     since = serializers.DateTimeField(required=False, help_text="Only calls that were queued at this time or later.")
     until = serializers.DateTimeField(required=False, help_text="Only calls that were queued before this time.")
+    search = serializers.CharField(
+        required=False,
+        max_length=200,
+        help_text="Only ended calls with all these words in their arguments, result or error. A word of three or more "
+        "letters also finds longer words that begin with it. Of each call, the hall searches the first 2,000 "
+        "characters of the arguments, and of the result and the error.",
+    )
 
 
 _COLUMNS = [field.name for field in Call._meta.concrete_fields]
-_SERIALIZER = CallSerializer()
 
 
-def _get_call(request: Request, pk: int) -> Call:
+def tool_sets_of(request: Request) -> ToolSetsOfCalls:
+    return ToolSetsOfCalls(principal_of(request), is_superuser=cast(User, request.user).is_superuser)
+
+
+def _represent(request: Request, call: Call) -> dict[str, Any]:
+    return CallSerializer(context={"tool_sets": tool_sets_of(request)}).to_representation(call)
+
+
+def get_call(request: Request, pk: int) -> Call:
     """Return the call. Raises NotFound if it does not exist or this principal may not read it."""
     call = readable_call(request, pk)
     if call is None:
@@ -183,8 +209,8 @@ def _response_after_wait(request: Request, call: Call) -> Response:
     """
     seconds = 0 if call.is_finished else requests.preferred_wait(request)
     if not seconds or not requests.wait_for_end(request, call, seconds):
-        return Response(_SERIALIZER.to_representation(call))
-    representation = _SERIALIZER.to_representation(_get_call(request, call.pk))
+        return Response(_represent(request, call))
+    representation = _represent(request, get_call(request, call.pk))
     return Response(representation, headers={"Preference-Applied": f"wait={seconds}"})
 
 
@@ -200,6 +226,38 @@ def _response_to_change(request: Request, call: Call) -> Response:
     return response
 
 
+LOOKUPS = {
+    "status": "status__in",
+    "member": "member__name",
+    "tool": "tool_name",
+    "source": "source__in",
+    "error_kind": "error_kind__in",
+    "requested_by": f"requested_by__{get_user_model().USERNAME_FIELD}",
+    "since": "queued_at__gte",
+    "until": "queued_at__lt",
+}
+
+
+def filtered_calls(request: Request, values: dict[str, Any]) -> QuerySet[Call]:
+    """The calls that the principal may see and that pass the filters, without the search."""
+    # If the query does not contain a MultipleChoiceField, the value of the field is an empty set.
+    filters = {LOOKUPS[name]: value for name, value in values.items() if value and name in LOOKUPS}
+    # Load only the name of each member. Otherwise its manifest would be decoded again for each call.
+    rows = Call.objects.select_related("member").only(*_COLUMNS, "member__name")
+    if tool_set := values.get("tool_set"):
+        rows = rows.filter(tool_sets_of(request).calls_through(tool_set))
+    return rows.filter(readable_calls(request), **filters)
+
+
+def search_of(values: dict[str, Any]) -> Q:
+    """The condition of the filter `search`, which is empty without it. Raises SearchError."""
+    text = values.get("search", "")
+    if not text:
+        return Q()
+    call_search.require_available()
+    return call_search.matching(text)
+
+
 class CallsView(HallView, ListAPIView[Call]):
     """List the calls from all sources, newest first, without arguments and results.
 
@@ -212,36 +270,24 @@ class CallsView(HallView, ListAPIView[Call]):
     pagination_class = NewestFirst
     queryset = Call.objects.none()
 
-    LOOKUPS = {
-        "status": "status__in",
-        "member": "member__name",
-        "tool": "tool_name",
-        "source": "source__in",
-        "error_kind": "error_kind__in",
-        "requested_by": f"requested_by__{get_user_model().USERNAME_FIELD}",
-        "since": "queued_at__gte",
-        "until": "queued_at__lt",
-    }
-
-    @extend_schema(parameters=[CallFilters])
+    @extend_schema(parameters=[CallFilters], responses={200: CallSummarySerializer(many=True), 400: REFUSED})
     def get(self, request: Request, *args: Any, **kwargs: Any) -> Response:
-        return super().get(request, *args, **kwargs)
+        with call_search.limit() if "search" in request.query_params else nullcontext():
+            return super().get(request, *args, **kwargs)
 
     def get_queryset(self) -> QuerySet[Call]:
         values = query_of(CallFilters, self.request)
-        # If the query does not contain a MultipleChoiceField, the value of the field is an empty set.
-        filters = {self.LOOKUPS[name]: value for name, value in values.items() if value}
-        # Load only the name of each member. Otherwise its manifest would be decoded again for each call.
-        rows = Call.objects.select_related("member").only(*_COLUMNS, "member__name")
-        rows = rows.defer("arguments", "result", "error_data")
-        return rows.filter(readable_calls(self.request), **filters)
+        return filtered_calls(self.request, values).filter(search_of(values)).defer(*Call.UNLISTED)
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        return {**super().get_serializer_context(), "tool_sets": tool_sets_of(self.request)}
 
 
 class CallView(HallView):
     @extend_schema(parameters=[PREFER], responses={200: CallSerializer, 404: REFUSED})
     def get(self, request: Request, pk: int) -> Response:
         """Return one call with its arguments and its result. Secrets in the arguments are masked."""
-        return _response_after_wait(request, _get_call(request, pk))
+        return _response_after_wait(request, get_call(request, pk))
 
 
 class CallCancelView(HallView):
@@ -256,7 +302,7 @@ class CallCancelView(HallView):
         You can cancel your own calls. With the permissions to view all calls and to stop the member, you can cancel
         the calls of other users.
         """
-        call = _get_call(request, pk)
+        call = get_call(request, pk)
         access.require_cancel(principal_of(request), call.member.name, call.requested_by_id)
         return _response_to_change(request, cancel_call(call))
 

@@ -16,6 +16,7 @@ from roster.api.permissions import approvable_member, principal_of
 from roster.models import Contract, ContractVersion
 
 KINDS = "tool, prompt, resourceTemplate or instructions."
+NAME = "The name of the tool or prompt, or the URI template. Empty for instructions."
 
 
 class ContractSerializer(serializers.ModelSerializer[Contract]):
@@ -63,16 +64,14 @@ class ContractFilters(serializers.Serializer[Any]):
 
 
 class ReviewFilters(serializers.Serializer[Any]):
-    name = serializers.CharField(allow_blank=True, help_text="The name of the tool.")
+    name = serializers.CharField(allow_blank=True, help_text=NAME)
     kind = serializers.CharField(default=Contract.Kind.TOOL.value, help_text=KINDS)
     before = serializers.CharField(default="", help_text="Another version than the agreed one: its first characters.")
     after = serializers.CharField(default="", help_text="Another version than the listed one: its first characters.")
 
 
 class ApprovalOptions(Strict):
-    name = serializers.CharField(
-        required=False, allow_blank=True, help_text="The name of the tool. Empty for instructions. Not with all."
-    )
+    name = serializers.CharField(required=False, allow_blank=True, help_text=f"{NAME} Not with all.")
     kind = serializers.CharField(default=Contract.Kind.TOOL.value, help_text=KINDS)
     version = serializers.CharField(required=False, help_text="The whole version that you have read. Needed with name.")
     all = serializers.BooleanField(default=False, help_text="Approve all held contracts of the member.")

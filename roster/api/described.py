@@ -6,7 +6,10 @@ Its own decorator imports Django's test client and more. These 4 MB are needed b
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import starmap
 from typing import Any, TypeVar
+
+from roster.api.errors import MEDIA_TYPE
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -29,4 +32,11 @@ def hand_over() -> None:
 
     while _notes:
         view, values = _notes.pop()
+        if isinstance(responses := values.get("responses"), dict):
+            values = {**values, "responses": dict(starmap(_with_media_type, responses.items()))}
         utils.extend_schema(**values)(view)
+
+
+def _with_media_type(status: Any, response: Any) -> tuple[Any, Any]:
+    """The view renders only JSON, so drf-spectacular does not know the media type of errors."""
+    return ((status, MEDIA_TYPE) if isinstance(status, int) and status >= 400 else status, response)

@@ -21,7 +21,7 @@ class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-ca
     name = "token"
 
     def get_security_definition(self, auto_schema: Any) -> dict[str, Any]:
-        return {"type": "http", "scheme": "bearer", "description": "A token of `manage.py create_token`, gh_..."}
+        return {"type": "http", "scheme": "bearer", "description": "A token of `guildhall create_token`, gh_..."}
 
 
 class SchemaView(SpectacularAPIView):

@@ -1,4 +1,4 @@
-"""Members over REST: the roster, one member, its verbs, its log and its changes.
+"""Members over REST: the roster, one member and its verbs.
 
 No response has secrets or the environment of a member. Each row passes `visible_row` first. It omits values that a
 dead runtime left, and values that the principal may not see.
@@ -10,17 +10,15 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import Any, cast
 
-from django.db.models import QuerySet
 from django.db.models.fields.json import KT
 from django.urls import reverse
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers, status
-from rest_framework.generics import ListAPIView
+from rest_framework.parsers import MultiPartParser
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from mcp_runtime.control.logs import log_tail
 from mcp_runtime.control.members import (
     FORCIBLE_VERBS,
     MEMBER_VERBS,
@@ -30,19 +28,26 @@ from mcp_runtime.control.members import (
     visible_tools,
 )
 from mcp_runtime.control.nodes import Liveness, read_liveness
+from mcp_runtime.control.packages import package_report
 from mcp_runtime.control.sandboxes import sandbox_report
-from mcp_runtime.protocol.errors import LogUnavailableError
-from mcp_runtime.security import access
+from mcp_runtime.control.ways_in import report_of
 from mcp_runtime.security.access import Principal
-from roster.api.base import REFUSED, HallView, NewestFirst, query_of
+from roster.api.base import REFUSED, HallView, query_of
 from roster.api.described import extend_schema
-from roster.api.permissions import MayApproveMembers, MayControl, controlled_member, principal_of, reachable_member
+from roster.api.edits import EDIT, edit_member
+from roster.api.permissions import (
+    MayApproveMembers,
+    MayControl,
+    MayEditMembers,
+    controlled_member,
+    principal_of,
+    reachable_member,
+)
 from roster.api.proposals import PROPOSE, propose
 from roster.api.trash import REMOVE, remove
-from roster.models import GuildMember, StatusChange, Tool
-
-MAX_LINES = 5000
-
+from roster.diagnosis import Diagnosis
+from roster.diagnosis.rows import diagnosis_of_row, manifest_words
+from roster.models import GuildMember, Tool
 
 # Members ----------------------------------------------------------------------------------------------------------
 
@@ -60,14 +65,29 @@ def visible_row(row: GuildMember, principal: Principal, live_ids: Collection[int
         row.last_error, row.progress = row.last_reason, ""
     if not principal.views_members:
         row.manifest = {}  # people write secret keys into its arguments
+        vars(row).update(dict.fromkeys(manifest_words(), ""))
     return true_row(row, live_ids=live_ids)
 
 
+class DiagnosisSerializer(serializers.Serializer[Diagnosis]):
+    """Why a member does not run, and what to do. Each text is one line."""
+
+    cause = serializers.CharField()
+    remedy = serializers.CharField(help_text="What to do. Commands and code are between backquotes.")
+    last_words = serializers.CharField(
+        help_text="The line of its output that says most. Empty if there is none, or if you may not read its log."
+    )
+    key = serializers.CharField(
+        help_text="The key of the manifest that a person can change to fix it, or `secrets`. Empty if there is none."
+    )
+
+
 class MemberSerializer(serializers.ModelSerializer[GuildMember]):
-    """A member in lists."""
+    """A member in lists. Its context has the `liveness`."""
 
     title = serializers.CharField()
     error = serializers.CharField(help_text="Why it does not run. If you may read its log, also its last lines.")
+    diagnosis = serializers.SerializerMethodField(help_text="Null if there is nothing to explain.")
     progress = serializers.CharField(
         source="start_progress",
         help_text="The time since its start began, and its last output. Empty if it is not starting.",
@@ -89,13 +109,24 @@ class MemberSerializer(serializers.ModelSerializer[GuildMember]):
             "status",
             "status_changed_at",
             "error",
+            "diagnosis",
             "progress",
             "no_answer_since",
+            "needs_sign_in",
             "warnings",
             "port",
             "endpoint",
             "url",
         ]
+
+    @extend_schema_field(DiagnosisSerializer(allow_null=True))
+    def get_diagnosis(self, row: GuildMember) -> dict[str, Any] | None:
+        diagnosis = diagnosis_of_row(row, self._liveness)
+        return dict(DiagnosisSerializer(diagnosis).data) if diagnosis else None
+
+    @property
+    def _liveness(self) -> Liveness:
+        return cast(Liveness, self.context["liveness"])
 
     def get_port(self, row: GuildMember) -> int | None:
         # Only while a process can have it. The port of a dead runtime is not an address.
@@ -131,8 +162,14 @@ class ManifestSerializer(serializers.Serializer[dict[str, Any]]):
     max_concurrency = serializers.IntegerField(help_text="The maximum number of concurrent calls.")
     protocol_version = serializers.CharField(default="", help_text="The version of a server without a handshake.")
     sandbox = serializers.ChoiceField(choices=["off", "on", "require"], default="off")
+    packages = serializers.ChoiceField(
+        choices=["fetched", "locked", "locked-with-scripts"],
+        default="fetched",
+        help_text="Whether npx or uvx fetch the packages, or the hall installs them once from a lock.",
+    )
     limits = serializers.DictField(default=dict, help_text="What its processes may use. If null, the default.")
     node = serializers.DictField(default=dict, help_text="Which nodes may run it: labels, state and files.")
+    oauth = serializers.DictField(default=dict, help_text="How the hall signs in at its authorization server.")
 
     def get_env(self, manifest: dict[str, Any]) -> list[str]:
         return sorted(manifest.get("env", {}))
@@ -149,11 +186,34 @@ class SandboxSerializer(serializers.Serializer[Any]):
     )
 
 
-class MemberDetailSerializer(MemberSerializer):
-    """Everything an operator needs: what the folder says, the desired state, the status.
+class PackagesSerializer(serializers.Serializer[Any]):
+    specification = serializers.CharField(help_text="The packages that its manifest names.")
+    runs_scripts = serializers.BooleanField(help_text="Whether install scripts may run.")
+    version = serializers.CharField(help_text="The exact version of the first package. Empty without a lock.")
+    count = serializers.IntegerField(help_text="The number of packages in the lock.")
+    sha256 = serializers.CharField(help_text="The SHA-256 of the lock.")
+    scripts = serializers.ListField(
+        child=serializers.CharField(), help_text="Packages with install scripts, if the lock says so."
+    )
+    made_at = serializers.DateTimeField(allow_null=True, help_text="When the lock was made. Null without a lock.")
+    node = serializers.CharField(help_text="The node that made the lock.")
 
-    Its context has the `liveness`.
-    """
+
+class SignInSerializer(serializers.Serializer[Any]):
+    grant = serializers.CharField(help_text="In which way the hall gets the tokens, as in the manifest.")
+    explanation = serializers.CharField(help_text="A sentence about the grant, if no person signs in.")
+    state = serializers.CharField(help_text="none, needed, signed in, or more scopes needed.")
+    issuer = serializers.CharField(help_text="The authorization server. Empty before the first sign-in.")
+    client_id = serializers.CharField(help_text="The hall's client id there.")
+    scopes = serializers.ListField(child=serializers.CharField())
+    wanted_scopes = serializers.ListField(child=serializers.CharField(), help_text="Scopes that calls lacked.")
+    signed_in_at = serializers.DateTimeField(allow_null=True)
+    signed_in_by = serializers.CharField(help_text="The name of the user.")
+    expires_at = serializers.DateTimeField(allow_null=True, help_text="When the access token is renewed at the latest.")
+
+
+class MemberDetailSerializer(MemberSerializer):
+    """Everything an operator needs: what the folder says, the desired state, the status."""
 
     manifest = serializers.SerializerMethodField()
     folder_notes = serializers.SerializerMethodField(
@@ -163,6 +223,12 @@ class MemberDetailSerializer(MemberSerializer):
     requested_node = serializers.SerializerMethodField(help_text="The node that it moves to. Null if it does not move.")
     sandbox = serializers.SerializerMethodField(
         help_text="Its protections. Null for a remote server, or if you may not see its manifest."
+    )
+    packages = serializers.SerializerMethodField(
+        help_text="The lock of its packages. Null if it has none by its manifest, or if you may not see its manifest."
+    )
+    sign_in = serializers.SerializerMethodField(
+        help_text="Its sign-in, without tokens. Null for a member with a process, or if you may not see its manifest."
     )
     tools_url = serializers.SerializerMethodField()
     logs_url = serializers.SerializerMethodField()
@@ -178,6 +244,8 @@ class MemberDetailSerializer(MemberSerializer):
             "node",
             "requested_node",
             "sandbox",
+            "packages",
+            "sign_in",
             "restart_requested_at",
             "refresh_requested_at",
             "last_error",
@@ -215,9 +283,15 @@ class MemberDetailSerializer(MemberSerializer):
         report = sandbox_report(row) if row.manifest else None
         return dict(SandboxSerializer(report).data) if report else None
 
-    @property
-    def _liveness(self) -> Liveness:
-        return cast(Liveness, self.context["liveness"])
+    @extend_schema_field(PackagesSerializer(allow_null=True))
+    def get_packages(self, row: GuildMember) -> dict[str, Any] | None:
+        report = package_report(row)
+        return dict(PackagesSerializer(report).data) if report else None
+
+    @extend_schema_field(SignInSerializer(allow_null=True))
+    def get_sign_in(self, row: GuildMember) -> dict[str, Any] | None:
+        report = report_of(row) if row.manifest else None
+        return dict(SignInSerializer(report).data) if report else None
 
     def get_tools_url(self, row: GuildMember) -> str:
         return reverse("member-tools", args=[row.name])
@@ -242,7 +316,7 @@ def _runtime(liveness: Liveness) -> dict[str, Any]:
 def _members(principal: Principal, live_ids: Collection[int]) -> list[GuildMember]:
     rows = members_of_roster().select_related("port_allocation")
     # Lists do not show these columns. Decoding them for hundreds of members takes longer than everything else.
-    rows = rows.defer("manifest", "server_info", "capabilities", "instructions")
+    rows = rows.defer("manifest", "server_info", "capabilities", "instructions").annotate(**manifest_words())
     return [visible_row(row, principal, live_ids) for row in rows if principal.reaches(row.name)]
 
 
@@ -253,6 +327,8 @@ def member_detail(row: GuildMember, principal: Principal) -> dict[str, Any]:
 
 
 class MembersView(HallView):
+    parser_classes = (*HallView.parser_classes, MultiPartParser)  # a bundle is a file in a form
+
     def get_permissions(self) -> list[Any]:
         return [*super().get_permissions(), *([MayApproveMembers()] if self.request.method == "POST" else [])]
 
@@ -261,7 +337,8 @@ class MembersView(HallView):
         """Every member that is there for you, without its tools."""
         liveness = read_liveness()
         rows = _members(principal_of(request), liveness.live_ids)
-        return Response({"runtime": _runtime(liveness), "members": MemberSerializer(rows, many=True).data})
+        members = MemberSerializer(rows, many=True, context={"liveness": liveness}).data
+        return Response({"runtime": _runtime(liveness), "members": members})
 
     @PROPOSE
     def post(self, request: Request) -> Response:
@@ -271,12 +348,18 @@ class MembersView(HallView):
 
 class MemberView(HallView):
     def get_permissions(self) -> list[Any]:
-        return [*super().get_permissions(), *([MayApproveMembers()] if self.request.method == "DELETE" else [])]
+        needed: dict[str | None, list[Any]] = {"PATCH": [MayEditMembers()], "DELETE": [MayApproveMembers()]}
+        return [*super().get_permissions(), *needed.get(self.request.method, [])]
 
     @extend_schema(responses={200: MemberDetailSerializer, 404: REFUSED})
     def get(self, request: Request, name: str) -> Response:
         """Everything the hall knows of one member: its manifest, its desired state, its status."""
         return Response(member_detail(reachable_member(request, name), principal_of(request)))
+
+    @EDIT
+    def patch(self, request: Request, name: str) -> Response:
+        """Propose to change values of its manifest. The runtime changes the file when somebody approves that."""
+        return edit_member(request, name)
 
     @REMOVE
     def delete(self, request: Request, name: str) -> Response:
@@ -291,7 +374,7 @@ class VerbOptions(serializers.Serializer[Any]):
 
 
 class MemberVerbView(HallView):
-    """One of control.MEMBER_VERBS. It changes the desired state: the runtime acts on it, and the status follows."""
+    """Change the desired state of the member. The runtime acts on it a moment later, and then the status changes."""
 
     verb = ""
     permission_classes = (IsAuthenticated, MayControl)
@@ -363,64 +446,6 @@ class RosterView(HallView):
         for member_id, *columns in visible.values_list("member_id", *ROSTER_TOOL_COLUMNS):
             if member_id in names and principal.may_list(names[member_id], columns[0]):
                 tools[member_id].append(roster_tool(*columns))
-        members = [
-            {**values, "tools": tools[row.pk]}
-            for row, values in zip(rows, MemberSerializer(rows, many=True).data, strict=True)
-        ]
+        serializer = MemberSerializer(rows, many=True, context={"liveness": liveness})
+        members = [{**values, "tools": tools[row.pk]} for row, values in zip(rows, serializer.data, strict=True)]
         return Response({"runtime": _runtime(liveness), "members": members})
-
-
-# What happened ----------------------------------------------------------------------------------------------------
-
-
-class LogFilters(serializers.Serializer[Any]):
-    lines = serializers.IntegerField(
-        default=200, min_value=1, max_value=MAX_LINES, help_text="The number of lines from the end."
-    )
-
-
-class LogSerializer(serializers.Serializer[Any]):
-    lines = serializers.ListField(child=serializers.CharField(), help_text="Oldest first.")
-    note = serializers.CharField(
-        help_text="Why there are no lines, if the log is on a node that does not send it. Otherwise empty."
-    )
-
-
-class MemberLogsView(HallView):
-    @extend_schema(parameters=[LogFilters], responses={200: LogSerializer, 403: REFUSED, 404: REFUSED})
-    def get(self, request: Request, name: str) -> Response:
-        """The last lines that the member wrote, for whomever it worked.
-
-        It needs the permission roster.view_guildmember, and a token that is not for single tools.
-        """
-        row = reachable_member(request, name)
-        access.require_log(principal_of(request), name)
-        try:
-            lines, note = log_tail(row, query_of(LogFilters, request)["lines"]), ""
-        except LogUnavailableError as error:
-            lines, note = [], str(error)
-        return Response({"lines": lines, "note": note})
-
-
-class StatusChangeSerializer(serializers.ModelSerializer[StatusChange]):
-    signal = serializers.CharField(
-        source="signal_name",
-        help_text="The signal that ended the process, for example SIGKILL for exit code -9. Otherwise empty.",
-    )
-
-    class Meta:
-        model = StatusChange
-        fields = ["id", "old", "new", "cause", "message", "exit_code", "signal", "log_tail", "created_at"]
-
-
-class MemberStatusChangesView(HallView, ListAPIView[StatusChange]):
-    """Every change of the member's status with its cause and its last lines, newest first: for who may read its log."""
-
-    serializer_class = StatusChangeSerializer
-    pagination_class = NewestFirst
-    queryset = StatusChange.objects.none()
-
-    def get_queryset(self) -> QuerySet[StatusChange]:
-        row = reachable_member(self.request, self.kwargs["name"])
-        access.require_log(principal_of(self.request), row.name)
-        return StatusChange.objects.filter(member=row)

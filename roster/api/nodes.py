@@ -78,7 +78,10 @@ class DrainingSerializer(serializers.Serializer[Any]):
 
 
 class NodeVerbView(HallView):
-    """One of control.NODE_VERBS. It needs a token that is not for some members or tools alone."""
+    """Let a node give its members away and take no others, or let it take members again.
+
+    It needs a token that is not for some members or tools alone.
+    """
 
     verb = ""
     permission_classes = (IsAuthenticated, MayControl)

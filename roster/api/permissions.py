@@ -69,6 +69,24 @@ class MayApproveMembers(BasePermission):
         return request.user.has_perm(proposals.PERMISSION) and not principal_of(request).is_narrowed
 
 
+class MayReserveMembers(BasePermission):
+    """See and choose the groups that members are reserved for."""
+
+    message = "This needs the permission roster.change_guildmember, and a token that is for everything its user may do."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return request.user.has_perm("roster.change_guildmember") and not principal_of(request).is_narrowed
+
+
+class MayEditMembers(MayApproveMembers):
+    """See and change the manifests of members."""
+
+    message = f"{MayApproveMembers.message} It also needs the permission {access.VIEW_MEMBERS}."
+
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return super().has_permission(request, view) and principal_of(request).views_members
+
+
 class MayViewAudit(BasePermission):
     """View the audit log, as in the admin. It is about all users."""
 
@@ -113,6 +131,13 @@ def controlled_member(request: Request, name: str) -> GuildMember:
     return row
 
 
+def used_member(request: Request, name: str) -> GuildMember:
+    """The member. Raises UnknownMemberError, also if the principal may not use all of it."""
+    if not principal_of(request).may_use_all(name):
+        raise UnknownMemberError(f"no member {name!r} is in the roster")
+    return find_member(name)
+
+
 def approvable_member(request: Request, name: str) -> GuildMember:
     """The member. Raises UnknownMemberError. Raises NotAllowedError if the user may not approve changes of its tools.
 
@@ -135,25 +160,7 @@ def listable_tool(request: Request, name: str, tool: str) -> Tool:
 
 def readable_calls(request: Request) -> Q:
     """The calls that the principal may see."""
-    principal = principal_of(request)
-    return _readable_by(
-        principal.is_narrowed,
-        principal.views_calls,
-        principal.closed_members,
-        user=principal.user_id,
-        token=principal.token_id,
-    )
-
-
-def _readable_by(is_narrowed: bool, views_calls: bool, closed_members: frozenset[str], *, user: Any, token: Any) -> Q:
-    """With the permission to view calls, the calls of all users. Otherwise the user's own.
-
-    With a narrowed token, only those that were made with it.
-    """
-    if is_narrowed:
-        return Q(token_id=token)
-    own_calls = Q(requested_by_id=user)
-    return own_calls | ~Q(member__name__in=closed_members) if views_calls else own_calls
+    return access.readable_calls(principal_of(request))
 
 
 def readable_call(request: Request, pk: int) -> Call | None:
@@ -167,7 +174,7 @@ def readable_call(request: Request, pk: int) -> Call | None:
 
 @lru_cache(64)
 def _one_readable(*rights: Any) -> CompiledQuery[Call]:
-    readable = _readable_by(*rights, user=Placeholder("user"), token=Placeholder("token"))
+    readable = access.calls_readable_by(*rights, user=Placeholder("user"), token=Placeholder("token"))
     calls = Call.objects.filter(readable, pk=Placeholder("pk")).order_by()
     return CompiledQuery(lambda: calls, related={"member": ["name"]})
 

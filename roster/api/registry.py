@@ -18,6 +18,7 @@ from roster.api.permissions import MayApproveMembers
 
 class FieldSerializer(serializers.Serializer[Any]):
     key = serializers.CharField(help_text="Its name in `values` of POST /api/members/.")
+    title = serializers.CharField(help_text="How people call it. Empty if it has no other name than its key.")
     description = serializers.CharField()
     is_required = serializers.BooleanField()
     is_secret = serializers.BooleanField(help_text="Whether its value becomes a secret of the hall.")

@@ -16,6 +16,7 @@ from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
 from mcp_runtime.control.calls import wait_for_call
+from mcp_runtime.protocol.errors import TooManyCallsError
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.security.limits import Owner, SharedSlots
 from roster.api.errors import LengthRequired
@@ -127,6 +128,15 @@ def seat(owner: Owner, environment: Mapping[str, Any]) -> Iterator[bool]:
         if has_seat:
             wait_callback(environment)()
         yield has_seat
+
+
+@contextmanager
+def seat_for_member(owner: Owner, environment: Mapping[str, Any]) -> Iterator[None]:
+    """Use a seat for a request that waits for a member. Raises TooManyCallsError."""
+    with seat(owner, environment) as has_seat:
+        if not has_seat:
+            raise TooManyCallsError("Too many requests wait for members or calls now. Try again in a moment.", 1.0)
+        yield
 
 
 def wait_callback(environment: Mapping[str, Any]) -> Callable[[], None]:

@@ -47,6 +47,19 @@ class SecretSerializer(serializers.ModelSerializer[Secret]):
         return list(SecretUseSerializer(sorted(uses, key=lambda use: use.member.name), many=True).data)
 
 
+class SecretDetailSerializer(SecretSerializer):
+    members_with_old_value = serializers.SerializerMethodField(
+        help_text="The members that run with an earlier value until they restart, without those hidden from you."
+    )
+
+    class Meta(SecretSerializer.Meta):
+        fields = [*SecretSerializer.Meta.fields, "members_with_old_value"]
+
+    def get_members_with_old_value(self, secret: Secret) -> list[str]:
+        names = [member.name for member in secrets.members_with_old_value(secret)]
+        return [name for name in names if name not in self.context["closed_members"]]
+
+
 class SecretBody(Strict):
     value = serializers.CharField(
         required=False, max_length=MAX_SECRET, trim_whitespace=False, help_text="Required for a new secret."
@@ -60,7 +73,7 @@ class SecretBody(Strict):
 
 def _answer(request: Request, secret: Secret) -> dict[str, Any]:
     row = Secret.objects.select_related("changed_by").prefetch_related("uses__member").get(pk=secret.pk)
-    return dict(SecretSerializer(row, context={"closed_members": principal_of(request).closed_members}).data)
+    return dict(SecretDetailSerializer(row, context={"closed_members": principal_of(request).closed_members}).data)
 
 
 def _members(request: Request, names: list[str]) -> list[GuildMember]:
@@ -92,7 +105,7 @@ class SecretsView(HallView, ListAPIView[Secret]):
 class SecretView(HallView):
     permission_classes = (IsAuthenticated, MayViewSecrets)
 
-    @extend_schema(responses={200: SecretSerializer, 403: REFUSED, 404: REFUSED})
+    @extend_schema(responses={200: SecretDetailSerializer, 403: REFUSED, 404: REFUSED})
     def get(self, request: Request, secret: str) -> Response:
         """A secret without its value."""
         return Response(_answer(request, secrets.find_secret(secret)))
@@ -100,8 +113,8 @@ class SecretView(HallView):
     @extend_schema(
         request=SecretBody,
         responses={
-            200: SecretSerializer,
-            201: SecretSerializer,
+            200: SecretDetailSerializer,
+            201: SecretDetailSerializer,
             400: REFUSED,
             403: REFUSED,
             404: REFUSED,

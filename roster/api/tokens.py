@@ -15,6 +15,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from mcp_runtime.control.tokens import MAX_TOKEN_NAME, NewToken, make_token, revoke_token
+from roster.addresses import gateway_address
 from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
 from roster.api.described import extend_schema
 from roster.api.permissions import MayMakeTokens, principal_of
@@ -45,21 +46,43 @@ class NewTokenSerializer(Strict):
     expires_at = serializers.DateTimeField(
         required=False, allow_null=True, default=None, help_text="If null, the token does not expire."
     )
+    search_mode = serializers.BooleanField(
+        required=False,
+        default=False,
+        help_text="Clients list three tools that find and call all others, in place of all tools.",
+    )
+    pinned_tools = serializers.ListField(
+        child=serializers.CharField(),
+        required=False,
+        default=list,
+        max_length=Token.MAX_PINNED,
+        help_text="Each as MEMBER/TOOL. Clients list them beside these three.",
+    )
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         return super().get_fields() | {limit.name: _limit_field(limit) for limit in Token.LIMITS}
 
     def validate_tools(self, texts: list[str]) -> list[tuple[str, str]]:
-        try:
-            return [parse_tool(text) for text in texts]
-        except ValueError as error:
-            raise serializers.ValidationError(str(error)) from error
+        return _parse_tools(texts)
+
+    def validate_pinned_tools(self, texts: list[str]) -> list[tuple[str, str]]:
+        return _parse_tools(texts)
+
+
+def _parse_tools(texts: list[str]) -> list[tuple[str, str]]:
+    try:
+        return [parse_tool(text) for text in texts]
+    except ValueError as error:
+        raise serializers.ValidationError(str(error)) from error
 
 
 class TokenSerializer(serializers.ModelSerializer[Token]):
     """A token's row, without the token itself. Prefetch its members and tools."""
 
-    state = serializers.ChoiceField(choices=["good", "expired", "revoked"])
+    state = serializers.ChoiceField(
+        choices=Token.STATES,
+        help_text="`dormant`: its user must log in with single sign-on again, and it then works again.",
+    )
     members = serializers.SerializerMethodField(help_text="The members, if the scope is `members`.")
     tools = serializers.SerializerMethodField(help_text="The tools as MEMBER/TOOL, if the scope is `tools`.")
     tool_set = serializers.CharField(
@@ -67,6 +90,10 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
         default=None,
         allow_null=True,
         help_text="The tool set that the token is for, if the scope is `tools` and `tools` is empty.",
+    )
+    pinned_tools = serializers.ListField(child=serializers.CharField(), help_text="Each as MEMBER/TOOL.")
+    client = serializers.SerializerMethodField(
+        help_text="Of a client that signed in: its id, and the address of the gateway that it is for. Null for a token."
     )
     url = serializers.SerializerMethodField()
 
@@ -86,6 +113,9 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
             "tools",
             "tool_set",
             *(limit.name for limit in Token.LIMITS),
+            "search_mode",
+            "pinned_tools",
+            "client",
             "url",
         ]
 
@@ -94,6 +124,18 @@ class TokenSerializer(serializers.ModelSerializer[Token]):
 
     def get_tools(self, token: Token) -> list[str]:
         return sorted(f"{tool.member.name}/{tool.name}" for tool in token.tools.all())
+
+    def get_client(self, token: Token) -> dict[str, Any] | None:
+        if not token.is_grant:
+            return None
+        grant = token.grant
+        return {
+            "client_id": grant.client_id,
+            "issuer": grant.issuer,
+            "redirect_uri": grant.redirect_uri,
+            "address": f"{gateway_address()}{token.resource}",
+            "ends_at": None if grant.issuer else grant.ends_at,
+        }
 
     def get_url(self, token: Token) -> str:
         return reverse("token", args=[token.pk])
@@ -111,7 +153,7 @@ def _tokens(request: Request) -> QuerySet[Token]:
     principal = principal_of(request)
     own_tokens = (
         Token.objects.filter(user=principal.user_id)
-        .select_related("tool_set")
+        .select_related("tool_set", "user__identity", "grant")
         .prefetch_related("members", "tools__member")
     )
     return own_tokens.filter(pk__in=[principal.token_id]) if principal.is_narrowed else own_tokens
@@ -152,6 +194,8 @@ class TokensView(HallView, ListAPIView[Token]):
 
 
 class TokenView(HallView):
+    """One of your own tokens, without its secret."""
+
     @extend_schema(responses={200: TokenSerializer, 404: REFUSED})
     def get(self, request: Request, pk: int) -> Response:
         return Response(TokenSerializer(_own_token(request, pk)).data)

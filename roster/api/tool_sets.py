@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from django.contrib.auth.models import Group, User
+from django.contrib.auth.models import User
 from django.db.models import QuerySet
 from rest_framework import serializers, status
 from rest_framework.exceptions import PermissionDenied
@@ -17,6 +17,7 @@ from mcp_runtime.control.tool_sets import Entry, Values
 from mcp_runtime.security.access import Principal
 from roster.api.base import REFUSED, HallView, NewestFirst, Strict, body_of
 from roster.api.described import extend_schema
+from roster.api.groups import GroupsField
 from roster.api.permissions import principal_of
 from roster.models import ToolSet, ToolSetEntry
 
@@ -51,16 +52,8 @@ class ToolSetBody(Strict):
     description = serializers.CharField(
         required=False, default="", allow_blank=True, max_length=ToolSet.MAX_DESCRIPTION
     )
-    groups = serializers.ListField(
-        child=serializers.CharField(), required=False, default=list, help_text="If empty, it is for everybody."
-    )
+    groups = GroupsField(required=False, default=list, help_text="Their names. If empty, it is for everybody.")
     entries = ToolSetEntrySerializer(many=True, required=False, default=list)
-
-    def validate_groups(self, names: list[str]) -> list[Group]:
-        groups = {group.name: group for group in Group.objects.filter(name__in=names)}
-        if missing := [name for name in names if name not in groups]:
-            raise serializers.ValidationError(f"there is no group {missing[0][:150]!r}")
-        return list(groups.values())
 
 
 class ToolSetSerializer(serializers.ModelSerializer[ToolSet]):

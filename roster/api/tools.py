@@ -127,6 +127,8 @@ def _shown_tool(request: Request, name: str, tool: str) -> Tool:
 
 
 class ToolView(HallView):
+    """A tool with its schemas and what its member says about it."""
+
     @extend_schema(responses={200: ToolDetailSerializer, 404: REFUSED, 409: REFUSED})
     def get(self, request: Request, name: str, tool: str) -> Response:
         return Response(ToolDetailSerializer(_shown_tool(request, name, tool)).data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,14 +12,12 @@ from typing import Any
 
 from django.core.serializers.json import DjangoJSONEncoder
 
-from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.system import console
 from roster import tokens
-from roster.management.users import find_user
-from roster.models import Call
 
-NO_RUNTIME = "No runtime is alive; start one with: manage.py up (or runtime)."
+NO_RUNTIME = "No runtime is alive; start one with: guildhall up (or runtime)."
 
+MAX_REMEDY = 600
 _CONTROL = re.compile(f"(?!\n)[{console.CONTROLS}]")
 
 
@@ -28,8 +27,16 @@ def harmless(text: str) -> str:
 
 
 def one_line(text: str, length: int) -> str:
+    """`text` on one line. On a terminal it has at most `length` characters. Programs and files get all of it."""
+    if not sys.stdout.isatty():
+        return " ".join(harmless(text).split())
     line = " ".join(harmless(text[: 4 * length]).split())
     return f"{line[: length - 1]}…" if len(line) > length else line
+
+
+def remedy_line(remedy: str) -> str:
+    """What to do about a member that does not run (`diagnosis`)."""
+    return f"What to do: {one_line(remedy, MAX_REMEDY)}"
 
 
 def as_json(value: Any) -> str:
@@ -41,14 +48,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[column]) for row in [headings, *rows]) for column in range(len(headings))]
     padded = [[f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)] for row in [headings, *rows]]
     return "\n".join("  ".join(row).rstrip() for row in padded)
-
-
-# Who --------------------------------------------------------------------------------------------------------------
-
-
-def requester_of(source: Call.Source, user: str | None) -> Requester:
-    """The requester for this user. Without a user, the operator, who may do everything. Raises CommandError."""
-    return Requester(source, None if user is None else find_user(user))
 
 
 # Types of options -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.contrib.auth.models import User
 from django.core.management.base import CommandError
 
+from roster.management import exit_codes
 from roster.models import Role
 
 
@@ -12,9 +13,10 @@ def find_user(name: str) -> User:
     """The user. Raises CommandError if there is none, or if it is not active."""
     user = User.objects.filter(username=name).first()
     if user is None:
-        raise CommandError(f"no user {name!r}; make one with: manage.py create_user {name}")
+        message = f"no user {name!r}; make one with: guildhall create_user {name}"
+        raise CommandError(message, returncode=exit_codes.NOT_FOUND)
     if not user.is_active:
-        raise CommandError(f"user {name!r} is not active")
+        raise CommandError(f"user {name!r} is not active", returncode=exit_codes.REFUSED)
     return user
 
 
@@ -32,5 +34,5 @@ def find_role(name: str) -> Role:
     """The role. Raises CommandError if the last migration did not make it."""
     role = Role.objects.filter(name=name).select_related("group").first()
     if role is None:
-        raise CommandError(f"the hall has no role {name!r} yet; run: manage.py prepare")
+        raise CommandError(f"the hall has no role {name!r} yet; run: guildhall prepare")
     return role

@@ -25,13 +25,13 @@ from django.db.models import F, Value
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from mcp_runtime.secrets.references import MASK
 from roster.json_field import JsonField
 
-# What begins so is a token or the secret of an invitation. The hint of a token is shorter.
-_SECRET = re.compile(r"\bgh(i?)_[A-Za-z0-9_-]{12,}")
+# What begins so is a token, an access or refresh token, or the secret of an invitation. The hint of a token is shorter.
+_SECRET = re.compile(r"\bgh([iar]?)_[A-Za-z0-9_-]{12,}")
 _SECRET_KEY = re.compile(r"passw|secret|digest|api_?key|authorization", re.IGNORECASE)
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")  # PostgreSQL refuses them
-MASK = "********"
 MAX_TEXT, MAX_ITEMS, MAX_DEPTH = 500, 50, 4  # of a value, of one list or object, of objects in objects
 MAX_NAME = 400  # of an actor and a target
 MAX_BYTES = 8_000  # of the JSON of one side
@@ -125,6 +125,7 @@ class AuditEntry(models.Model):
         LOGIN = "login", "logged in"
         LOGIN_FAILED = "login_failed", "failed to log in"
         LOGOUT = "logout", "logged out"
+        LOGIN_LINK_MADE = "login_link_made", "made a link for a login"
         USER_CREATED = "user_created", "created user"
         USER_CHANGED = "user_changed", "changed user"
         USER_DELETED = "user_deleted", "deleted user"
@@ -137,6 +138,7 @@ class AuditEntry(models.Model):
         TOKEN_CHANGED = "token_changed", "changed token"
         TOKEN_REVOKED = "token_revoked", "revoked token"
         TOKEN_DELETED = "token_deleted", "deleted token"
+        CLIENT_ALLOWED = "client_allowed", "allowed client"
         GROUP_CREATED = "group_created", "created group"
         GROUP_CHANGED = "group_changed", "changed group"
         GROUP_DELETED = "group_deleted", "deleted group"
@@ -148,6 +150,9 @@ class AuditEntry(models.Model):
         MEMBER_TRASHED = "member_trashed", "moved member to the trash"
         MEMBER_RESTORED = "member_restored", "restored member"
         MEMBER_DELETED = "member_deleted", "deleted member"
+        EDIT_PROPOSED = "edit_proposed", "proposed edit"
+        EDIT_APPROVED = "edit_approved", "approved edit"
+        EDIT_DISCARDED = "edit_discarded", "discarded edit"
         MEMBER_STARTED = "member_started", "started member"
         MEMBER_STOPPED = "member_stopped", "stopped member"
         MEMBER_RESTARTED = "member_restarted", "restarted member"
@@ -156,8 +161,18 @@ class AuditEntry(models.Model):
         MEMBER_DISABLED = "member_disabled", "disabled member"
         MEMBER_MOVED = "member_moved", "moved member"
         MEMBER_RESERVED = "member_reserved", "reserved member"
+        MEMBER_SIGNED_IN = "member_signed_in", "signed member in"
+        MEMBER_SIGNED_OUT = "member_signed_out", "signed member out"
+        PACKAGES_LOCKED = "packages_locked", "locked packages"
+        PACKAGES_UNLOCKED = "packages_unlocked", "deleted locks of packages"
         TOOL_ENABLED = "tool_enabled", "enabled tool"
         TOOL_DISABLED = "tool_disabled", "disabled tool"
+        PROMPT_ENABLED = "prompt_enabled", "enabled prompt"
+        PROMPT_DISABLED = "prompt_disabled", "disabled prompt"
+        RESOURCE_ENABLED = "resource_enabled", "enabled resource"
+        RESOURCE_DISABLED = "resource_disabled", "disabled resource"
+        RESOURCE_TEMPLATE_ENABLED = "resource_template_enabled", "enabled resource template"
+        RESOURCE_TEMPLATE_DISABLED = "resource_template_disabled", "disabled resource template"
         CONTRACT_APPROVED = "contract_approved", "approved change"
         TOOL_SET_CREATED = "tool_set_created", "created tool set"
         TOOL_SET_CHANGED = "tool_set_changed", "changed tool set"
@@ -178,6 +193,7 @@ class AuditEntry(models.Model):
         Kind.LOGIN_FAILED: (100, 20),
         Kind.MEMBER_ADDED: (2000, 20),
         Kind.MEMBER_REMOVED: (2000, 20),
+        Kind.PACKAGES_LOCKED: (2000, 20),
     }
 
     at = models.DateTimeField("time", db_default=Now(), editable=False)

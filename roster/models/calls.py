@@ -56,6 +56,8 @@ class Call(QueuedWork):
     """One tool call."""
 
     ErrorKind: TypeAlias = errors.ErrorKind
+    # A result may have megabytes, and lists show neither.
+    UNLISTED = ("arguments", "result", "error_data", "search_text")
 
     class Source(models.TextChoices):
         REST = "rest", "REST"
@@ -92,6 +94,14 @@ class Call(QueuedWork):
     idempotency_key = models.CharField(max_length=255, null=True, blank=True)
     secret_paths = JsonField(
         default=list, help_text="The places of secrets in the arguments. The hall masks them when the call ends."
+    )
+
+    search_text = models.TextField(
+        null=True,
+        blank=True,
+        editable=False,
+        help_text="The words of the masked arguments, the result and the error. The end of the call writes it, and the "
+        "database has an index of it (mcp_runtime.calls.text_index).",
     )
 
     progress = JsonField(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Collection
 from typing import Any
 
 from django.db import models
@@ -33,6 +34,12 @@ class GuildMember(models.Model):
     directory = models.CharField(max_length=1000, help_text="The path relative to the members folder.")
     manifest = JsonField(default=dict, help_text="The last valid content of guild-member.json.")
     manifest_error = models.TextField(blank=True, help_text="Why guild-member.json cannot be used. Empty if it can.")
+    manifest_error_key = models.TextField(
+        db_default="",
+        blank=True,
+        editable=False,
+        help_text="The place of the first fault in guild-member.json, such as args.1. Empty if the fault has none.",
+    )
     manifest_warnings = JsonField(default=list, blank=True)
     display_name = models.CharField(max_length=200, blank=True)
     version = models.CharField(max_length=100, blank=True)
@@ -87,12 +94,19 @@ class GuildMember(models.Model):
     # modules of mcp_runtime.members write some of it:
     #   progress         starting
     #   no_answer_since  signs_of_life
+    #   needs_sign_in    credentials, when calls need more scopes
     #   warnings         lifecycle
     #   next_restart_at  availability, supervisor
     #   restarts         supervisor, which sets it to 0
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
     status_changed_at = models.DateTimeField(default=timezone.now)
     last_error = models.TextField(blank=True)
+    needs_sign_in = models.BooleanField(
+        default=False,
+        db_default=False,
+        editable=False,
+        help_text="A person must sign in at its authorization server, for all calls or for some that need more scopes.",
+    )
     progress = models.CharField(max_length=200, blank=True, help_text="The last output of the member during its start.")
     no_answer_since = models.DateTimeField(
         null=True, blank=True, help_text="The time of the first call without a response, if no later call got one."
@@ -146,6 +160,21 @@ class GuildMember(models.Model):
         """`last_error` without the member's last lines, which need the permission to read its log."""
         return self.last_error.partition(self.TAIL_MARK)[0]
 
+    def true_status(self, live_ids: Collection[int]) -> str:
+        """The true status. `live_ids` are the ids of the live nodes.
+
+        A member whose node is not alive is not connected. A folder that cannot be used is an error.
+        """
+        has_runtime = self.node_id in live_ids
+        return self.status_of(self.status, has_manifest_error=bool(self.manifest_error), has_runtime=has_runtime)
+
+    @classmethod
+    def status_of(cls, status: str, *, has_manifest_error: bool, has_runtime: bool) -> str:
+        """The true status for these columns of a row. `has_runtime` is whether the runtime of its node is alive."""
+        if has_manifest_error and (not has_runtime or status == cls.Status.DISCONNECTED):
+            return cls.Status.ERROR.value
+        return str(status) if has_runtime else cls.Status.DISCONNECTED.value
+
     @property
     def start_progress(self) -> str:
         """How long it has been starting, and its last output. Empty if it is not starting, or for the first second."""
@@ -176,8 +205,7 @@ class GuildMember(models.Model):
         since = self.no_answer_since
         if since is None or self.status != self.Status.CONNECTED:
             return ""
-        day = "" if since.date() == timezone.now().date() else f"{since:%Y-%m-%d} "
-        return f"no answer since {day}{since:%H:%M:%S} UTC"
+        return f"no answer since {since:%Y-%m-%d %H:%M:%S} UTC"
 
     @property
     def all_warnings(self) -> list[str]:
@@ -265,6 +293,10 @@ class StatusChange(models.Model):
     exit_code = models.IntegerField(null=True, blank=True, help_text="-9 means signal 9.")
     log_tail = models.TextField(blank=True, help_text="The last lines of the member's output.")
     created_at = models.DateTimeField(default=timezone.now)
+    repeats = models.PositiveIntegerField(
+        default=0, db_default=0, help_text="How many automatic restarts after it failed in the same way."
+    )
+    repeated_at = models.DateTimeField(null=True, blank=True, help_text="When the last of these restarts failed.")
 
     class Meta:
         ordering = ["-id"]
@@ -295,6 +327,34 @@ class MemberExtras(models.Model):
 
     def __str__(self) -> str:
         return f"extras of {self.member_id}"
+
+
+class DisabledExtra(models.Model):
+    """A prompt, a resource or a resource template that somebody disabled. It is in no list, and nobody can use it.
+
+    The row stays when it leaves the list of its member, so that it is still disabled when it comes back.
+    """
+
+    class Kind(models.TextChoices):
+        PROMPT = "prompt", "prompt"
+        RESOURCE = "resource", "resource"
+        RESOURCE_TEMPLATE = "resourceTemplate", "resource template"
+
+    MAX_KEY = 255
+
+    member = models.ForeignKey(GuildMember, on_delete=models.CASCADE, related_name="disabled_extras")
+    kind = models.CharField(max_length=20, choices=Kind.choices)
+    name = models.TextField(help_text="The name of the prompt, the URI of the resource, or the URI template.")
+    key = models.CharField(max_length=MAX_KEY, help_text="The name, or its beginning and its hash if it is long.")
+
+    class Meta:
+        default_permissions = ()
+        constraints = [
+            models.UniqueConstraint(fields=["member", "kind", "key"], name="extra_is_disabled_once_in_its_member")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.get_kind_display()} {self.name[:200]}"
 
 
 class Tool(models.Model):

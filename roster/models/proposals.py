@@ -24,6 +24,7 @@ class MemberProposal(models.Model):
 
     name = models.CharField(max_length=64, editable=False)
     text = models.TextField(editable=False, help_text="The content of guild-member.json.")
+    # Of the text and of its bundle, if it has one (`members.manifest.files.digest_of`).
     digest = models.CharField(max_length=64, editable=False, help_text="The SHA-256 of the text.")
     source = models.CharField(max_length=100, editable=False, help_text="What it was read from.")
     notes = models.JSONField(default=list, editable=False, help_text="Sentences for the person who approves it.")
@@ -64,6 +65,11 @@ class MemberProposal(models.Model):
     def has_folder(self) -> bool:
         """Whether some node has created the folder."""
         return "" in self.nodes.values()
+
+    @property
+    def faults(self) -> list[str]:
+        """Why nodes have no folder, one sentence for each."""
+        return [f"On node {node}: {fault}." for node, fault in sorted(self.nodes.items()) if fault]
 
     @classmethod
     def prune(cls) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
@@ -15,6 +15,8 @@ from django.db import models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from roster.json_field import JsonField
+from roster.models.identities import Identity
 from roster.models.members import GuildMember, Tool
 from roster.models.tool_sets import ToolSet
 
@@ -88,7 +90,10 @@ class Token(models.Model):
     LIMITS = (CALLS_PER_MINUTE, MAX_IN_FLIGHT)
     # For `make`. It switches off all limits that can be switched off. The others hold for every token.
     UNLIMITED: ClassVar[dict[str, int]] = {limit.name: 0 for limit in LIMITS if not limit.minimum}
+    # A dormant token is one of a user of single sign-on who has not logged in for too long.
+    STATES = ("good", "expired", "revoked", "dormant")
     PREFIX = "gh_"
+    MAX_PINNED = 20
 
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="tokens")
     name = models.CharField(
@@ -128,6 +133,25 @@ class Token(models.Model):
     )
     calls_per_minute = CALLS_PER_MINUTE.column()
     max_in_flight = MAX_IN_FLIGHT.column()
+    search_mode = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Clients list three tools that find and call all others, in place of all tools.",
+    )
+    # A version without grants finds no text with the digest of a grant's token, so it need not know this.
+    resource = models.CharField(
+        max_length=210,
+        blank=True,
+        db_default="",
+        editable=False,
+        help_text="Of a grant: the path of the gateway that it is for. Empty for a token.",
+    )
+    pinned_tools = JsonField(
+        default=list,
+        db_default=[],
+        blank=True,
+        help_text="MEMBER/TOOL of the tools that clients list beside these three.",
+    )
 
     class Meta:
         ordering = ["-id"]
@@ -144,11 +168,33 @@ class Token(models.Model):
         return f"token {self.hint}… {f'({self.name}) ' if self.name else ''}of {self.user}"
 
     @property
+    def is_grant(self) -> bool:
+        """Whether it belongs to a client that signed in (`Grant`)."""
+        return bool(self.resource)
+
+    @property
     def state(self) -> str:
-        """`good`, `expired` or `revoked`."""
+        """One of STATES."""
+        now = timezone.now()
         if self.revoked_at is not None:
             return "revoked"
-        return "expired" if self.expires_at is not None and self.expires_at <= timezone.now() else "good"
+        if self.expires_at is not None and self.expires_at <= now:
+            return "expired"
+        return "dormant" if self.dormant_at is not None and self.dormant_at <= now else "good"
+
+    @property
+    def dormant_at(self) -> datetime | None:
+        """From when on it gives no access until its user logs in again. None for tokens of local users.
+
+        Queries, unless `user__identity` is selected.
+        """
+        identity: Identity | None = getattr(self.user, "identity", None)
+        return None if identity is None else identity.tokens_end_at
+
+    @property
+    def ends_at(self) -> datetime | None:
+        """When it ends or becomes dormant. None for never. Queries as `dormant_at` does."""
+        return min((moment for moment in (self.expires_at, self.dormant_at) if moment is not None), default=None)
 
     @property
     def own_limits(self) -> dict[str, int | None]:
@@ -171,6 +217,9 @@ class Token(models.Model):
         tools: Iterable[Tool] = (),
         tool_set: ToolSet | None = None,
         made_with_id: int | None = None,
+        search_mode: bool = False,
+        pinned_tools: Sequence[str] = (),
+        resource: str = "",
         **limits: int | None,
     ) -> tuple[Token, str]:
         """Create a row, and return it with the token, which is stored nowhere. `limits` has the names in LIMITS."""
@@ -185,6 +234,9 @@ class Token(models.Model):
                 scope=scope,
                 tool_set=tool_set,
                 made_with_id=made_with_id,
+                search_mode=search_mode,
+                pinned_tools=list(pinned_tools),
+                resource=resource,
                 **limits,
             )
             row.members.set(members)

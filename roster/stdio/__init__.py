@@ -1,4 +1,4 @@
-"""Connect an agent on stdin and stdout to the gateway, for `manage.py mcp_stdio`.
+"""Connect an agent on stdin and stdout to the gateway, for `guildhall mcp_stdio`.
 
 relay       lines and batches from the agent, lines to it, and the requests in progress
 session     the session of an MCP client over HTTP, and its stream

@@ -2,70 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 
 from django import template
-from django.contrib import admin
-from django.contrib.auth.models import Group, User
-from django.db.models import Model
-from django.http import HttpRequest
 from django.template import Context
-from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
 from roster.admin import present
-from roster.models import (
-    Agent,
-    AuditEntry,
-    Call,
-    GuildMember,
-    Invitation,
-    Node,
-    PortAllocation,
-    StatusChange,
-    Token,
-    Tool,
-)
+from roster.admin.calls import items
+from roster.admin.places import MAIN, MORE, Place, places_for
+from roster.admin.tools.annotations import Badge, badges_of
+from roster.models import PinnedTool, Tool
 
 register = template.Library()
 
 
 # Below this number of seconds a time is shown in this unit. static/roster/times.js has the same limits.
 _STEPS = [(60, 1, "s"), (3600, 60, "min"), (48 * 3600, 3600, "h"), (float("inf"), 86400, "days")]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A link of the navigation. `current` is the value of aria-current: `page`, `true` (within it) or empty."""
-
-    label: str
-    address: str
-    current: str
-
-
-# For each label: its URL, the model of its list (None for a page that everybody may see), and the pages below it.
-_PLACES: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
-    ("Roster", "admin:index", None, ("roster/guildmember/", "roster/statuschange/")),
-    ("Tools", "admin:roster_tool_changelist", Tool, ()),
-    ("Calls", "admin:roster_call_changelist", Call, ()),
-    ("Agents", "admin:roster_agent_changelist", Agent, ()),
-    ("Tokens", "admin:roster_token_changelist", Token, ()),
-]
-_MORE: list[tuple[str, str, type[Model] | None, tuple[str, ...]]] = [
-    ("Member list", "admin:roster_guildmember_changelist", GuildMember, ()),
-    ("Status changes", "admin:roster_statuschange_changelist", StatusChange, ()),
-    ("Ports", "admin:roster_portallocation_changelist", PortAllocation, ()),
-    ("Nodes", "admin:roster_node_changelist", Node, ()),
-    ("Users", "admin:auth_user_changelist", User, ()),
-    ("Invitations", "admin:roster_invitation_changelist", Invitation, ()),
-    ("Groups", "admin:auth_group_changelist", Group, ()),
-    ("Audit log", "admin:roster_auditentry_changelist", AuditEntry, ()),
-    ("All tables, recent actions", "admin:lists", None, ()),
-    ("API", "docs", None, ()),
-]
 
 
 @register.simple_tag(takes_context=True)
@@ -82,41 +37,79 @@ def runtime_etag(context: Context) -> str:
 @register.simple_tag
 def ago(moment: datetime) -> SafeString:
     """How long ago that was. static/roster/times.js updates it."""
-    return _time(moment, (timezone.now() - moment).total_seconds(), "ago")
+    return _length(moment, (timezone.now() - moment).total_seconds(), "data-ago")
 
 
 @register.simple_tag
 def until(moment: datetime) -> SafeString:
     """How long it is until then. static/roster/times.js updates it."""
-    return _time(moment, (moment - timezone.now()).total_seconds(), "until")
+    return _length(moment, (moment - timezone.now()).total_seconds(), "data-until")
 
 
-def _time(moment: datetime, seconds: float, direction: str) -> SafeString:
+def _length(moment: datetime, seconds: float, attribute: str) -> SafeString:
     _, unit, word = next(step for step in _STEPS if seconds < step[0])
-    exact, text = f"{moment:%Y-%m-%d %H:%M:%S} UTC", f"{max(0, seconds) // unit:.0f} {word}"
-    return format_html('<time datetime="{}" title="{}" data-{}>{}</time>', moment.isoformat(), exact, direction, text)
+    return present.time_element(moment, f"{max(0, seconds) // unit:.0f} {word}", attribute)
+
+
+register.filter("when", present.when)
+register.filter("number", present.number)
+register.filter("with_times", present.with_times)
+
+
+@register.filter
+def shown(text: object) -> str:
+    """A text of a member with its control characters, and those that change the order of text, as �."""
+    return present.shown_text(str(text))
+
+
+@register.filter
+def shortened(text: object, length: int) -> str:
+    """As `truncatechars`, which takes ten times as long. Lists have hundreds of texts."""
+    return present.bounded(str(text), length)
+
+
+@register.filter
+def prose(text: object) -> SafeString:
+    """A description by a member: Markdown as safe HTML if it looks like it, otherwise its lines."""
+    return items.prose(str(text)[: items.MAX_TEXT])
+
+
+@register.filter
+def short_prose(text: object) -> SafeString:
+    """The description of a field by a member, with emphasis, code and links in Markdown."""
+    return items.short_prose(str(text))
+
+
+@register.simple_tag(name="badges_of")
+def badges(tool: Tool) -> list[Badge]:
+    """What the tool says about itself."""
+    return badges_of(tool)
+
+
+@register.filter
+def code_spans(text: str) -> SafeString:
+    """The text with each part between backquotes as code. Everything in it is escaped."""
+    parts = text.split("`")
+    # A backquote without its partner stays as it is.
+    if len(parts) % 2 == 0:
+        parts[-2:] = ["`".join(parts[-2:])]
+    spans = (("{}" if index % 2 == 0 else "<code>{}</code>", part) for index, part in enumerate(parts))
+    return mark_safe("".join(format_html(span, part) for span, part in spans))  # noqa: S308 - escaped above
+
+
+@register.simple_tag(takes_context=True)
+def is_pinned(context: Context, tool: Tool) -> bool:
+    """Whether the user has pinned the tool, so that the search shows it first."""
+    return PinnedTool.objects.filter(user=context["request"].user.pk, tool=tool).exists()
 
 
 @register.simple_tag(takes_context=True)
 def places(context: Context) -> list[Place]:
     """The first row of the navigation."""
-    return _open_to(context["request"], _PLACES)
+    return places_for(context["request"], MAIN)
 
 
 @register.simple_tag(takes_context=True)
 def more_places(context: Context) -> list[Place]:
     """The second row of the navigation, which is needed less often."""
-    return _open_to(context["request"], _MORE)
-
-
-def _open_to(request: HttpRequest, places: list[tuple[str, str, type[Model] | None, tuple[str, ...]]]) -> list[Place]:
-    index = reverse("admin:index")
-    links = []
-    for label, name, model, pages in places:
-        if model is not None and not admin.site.get_model_admin(model).has_view_or_change_permission(request):
-            continue
-        address = reverse(name)
-        within = (*([address] if address != index else []), *(f"{index}{page}" for page in pages))
-        current = "page" if request.path == address else "true" if request.path.startswith(within) else ""
-        links.append(Place(label, address, current))
-    return links
+    return places_for(context["request"], MORE)

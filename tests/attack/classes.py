@@ -33,7 +33,8 @@ CLASSES = {
     4: Class(
         "requests to inner addresses",
         ("manifests", "fetches-and-redirects"),
-        reason="no OAuth metadata, registry, webhook or OpenAPI document is fetched: manifests are the one source",
+        ("tests/rows/roster/sign_in/test_published.py",),
+        reason="no webhook or OpenAPI document is fetched",
     ),
     5: Class("a redirect carries headers to another origin", ("fetches-and-redirects",)),
     6: Class("$ref in a schema fetches, reads a file or blocks", ("fetches-and-redirects", "hostile-schemas")),
@@ -46,7 +47,11 @@ CLASSES = {
     9: Class("a caller's header replaces the credentials of a member", ("headers-to-members",)),
     10: Class("JSON that two readers read differently", ("ambiguous-json", "costly-bodies", "forged-answers")),
     11: Class("headers that say something else than the body", ("lying-headers",)),
-    12: Class("OAuth flows", reason="there is no OAuth: bearer tokens alone, made by people of the hall"),
+    12: Class(
+        "OAuth flows",
+        ("no-token",),
+        ("tests/rows/roster/sign_in/test_wrong_ways.py", "tests/rows/mcp_runtime/gateway/test_sign_in.py"),
+    ),
     13: Class("DNS rebinding: Host and Origin", ("rebinding",), ("tests/rows/roster/test_middleware.py",)),
     14: Class(
         "patterns and templates that backtrack", ("hostile-schemas",), ("tests/unit/mcp_runtime/test_schemas.py",)

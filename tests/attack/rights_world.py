@@ -18,6 +18,8 @@ from django.utils import timezone
 from mcp_runtime.control import secrets
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
+from mcp_runtime.secrets import values
+from mcp_runtime.security import principals
 from roster import invitations, roles
 from roster.models import (
     Agent,
@@ -26,11 +28,14 @@ from roster.models import (
     AuditEntry,
     Call,
     GuildMember,
+    ManifestEdit,
+    MemberExtras,
     MemberProposal,
     Node,
     PortAllocation,
     Preset,
     Role,
+    SavedFilter,
     Secret,
     StatusChange,
     Token,
@@ -59,6 +64,7 @@ WORDS: dict[str, Set[str]] = {
     "word-of-secret-name": {"view_secret", "change_secret", "delete_secret", "view_auditentry"},
     "word-of-secret-value": NOBODY,
     "word-of-proposal": {"approve_member"},
+    "word-of-edit": {"view_guildmember", "change_guildmember"},
     "word-of-invitation": {"add_user", "view_auditentry"},  # the note of an invitation
     "word-of-audit": {"view_auditentry"},
     "word-of-hidden-member": NOBODY,  # a member that is reserved for a group
@@ -132,7 +138,8 @@ def make(data_dir: Path) -> World:
     tool_set = ToolSet.objects.create(name="writing")
     for member in (notes, hidden):
         tool_set.entries.create(member=member)
-    shared = {"secret": secret.pk, "toolset": tool_set.pk, "number": trashed.pk}
+    shared: dict[str, Any] = {"secret": secret.pk, "secret_id": secret.pk, "toolset": tool_set.pk, "number": trashed.pk}
+    shared["offer"] = "token-tools"
     world.ids = {**_belongings(notes, "add", olga), **shared}
     world.hidden_ids = {**_belongings(hidden, "word-of-hidden-tool", olga), **shared}
     return world
@@ -140,7 +147,14 @@ def make(data_dir: Path) -> World:
 
 def _member(name: str, data_dir: Path) -> GuildMember:
     manifest = {
-        **{"name": name, "command": "python", "args": ["word-of-manifest"], "env": {"word-of-manifest": "x"}},
+        **{
+            "name": name,
+            "version": "1",
+            "transport": "stdio",
+            "command": "python",
+            "args": ["word-of-manifest"],
+            "env": {"WORD": "word-of-manifest"},
+        },
         **{"enabled": True, "start_timeout": 5, "timeout": 5, "tool_timeouts": {}, "restart": "never"},
         "max_concurrency": 1,
     }
@@ -148,9 +162,19 @@ def _member(name: str, data_dir: Path) -> GuildMember:
     log.parent.mkdir(exist_ok=True)
     log.write_text("word-of-log\n")
     last_error = f"it exited{GuildMember.TAIL_MARK}word-of-error-lines"
-    return GuildMember.objects.create(
+    member = GuildMember.objects.create(
         name=name, directory=name, manifest=manifest, status="error", last_error=last_error, exit_code=3
     )
+    member.capabilities = {"prompts": {}, "resources": {"subscribe": True}, "completions": {}}
+    member.save()
+    word = "word-of-hidden-tool" if name == "word-of-hidden-member" else "its words"
+    MemberExtras.objects.create(
+        member=member,
+        prompts=[{"name": "greet", "description": word}],
+        resources=[{"uri": "file:///a", "name": word}],
+        resource_templates=[{"uriTemplate": "file:///{b}", "name": word}],
+    )
+    return member
 
 
 def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, Any]:
@@ -172,10 +196,22 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
         agent=agent, prompt="word-of-prompt", timeout=5, source="rest", requested_by=owner, status="succeeded"
     )
     AgentEvent.objects.create(message=message, kind="text", data={"text": "word-of-transcript"})
+    content = [{"type": "text", "text": "word-of-transcript"}]
+    event = AgentEvent.objects.create(
+        message=message, kind="tool_result", data={"id": "t", "content": content, "is_error": False}
+    )
     change = StatusChange.objects.create(
         member=member, old="connected", new="error", cause="exit", message="exit", log_tail="word-of-change"
     )
+    word = "word-of-edit" if member.name != "word-of-hidden-member" else "word-of-hidden-tool"
+    edit = ManifestEdit.objects.create(
+        member=member,
+        changes=[{"path": ["args"], "before": member.manifest["args"], "after": [word]}],
+        identity_before=values.identity(member.manifest),
+        created_by=owner,
+    )
     port = PortAllocation.objects.create(member=member, port=20000 + member.pk)
+    saved_filter = SavedFilter.objects.create(user=owner, name=f"word-of-set {tool.pk}", query="q=word-of-set")
     preset = Preset.objects.create(user=owner, tool=tool, name="word-of-set", arguments={"text": "word-of-set"})
     viewer = Role.objects.get(name="viewer")
     link = invitations.invite(viewer, inviter=None, note="word-of-invitation")[1]
@@ -186,9 +222,17 @@ def _belongings(member: GuildMember, tool_name: str, owner: User) -> dict[str, A
     LogEntry.objects.create(user=owner, content_type=content, object_id=member.pk, action_flag=CHANGE)
     return {
         **{"member_id": member.pk, "tool_id": tool.pk, "call_id": call.pk, "agent_id": agent.pk},
-        **{"token_id": token.pk, "preset_id": preset.pk, "name": member.name, "tool": tool_name},
+        "event_id": event.pk,
+        **{
+            "token_id": token.pk,
+            "preset_id": preset.pk,
+            "filter_id": saved_filter.pk,
+            "name": member.name,
+            "tool": tool_name,
+        },
         **{"call": call.pk, "agent": agent.pk, "token": token.pk},  # `pk` in routes of the API
         **{"statuschange": change.pk, "portallocation": port.pk, "guildmember": member.pk},
+        "edit": edit.pk,
         "auditentry": AuditEntry.objects.latest("pk").pk,
         **{"node": Node.objects.get_or_create(name="main")[0].pk},
         **{"link_secret": link.split("/")[-2]},
@@ -201,10 +245,12 @@ def own_ids(principal: Who, data_dir: Path) -> dict[str, Any]:
     owner = User.objects.get(username=principal.name)
     ids = _belongings(_member(f"member-{owner.pk}", data_dir), "add", owner)
     lesser = User.objects.create_user(f"less than {owner.pk}")
-    shared = {  # they are nobody's own
+    shared: dict[str, Any] = {  # they are nobody's own
         "secret": Secret.objects.get().pk,
+        "secret_id": Secret.objects.get().pk,
         "toolset": ToolSet.objects.get().pk,
         "number": TrashedMember.objects.get().pk,
+        "offer": "token-tools",
     }
     return {
         **ids,
@@ -233,6 +279,8 @@ def _session(user: User) -> Client:
 
 
 def with_token(text: str) -> Client:
+    """A client with a token that was used a moment ago, as in most requests."""
+    principals.touch(*Token.objects.filter(digest=Token.digest_of(text)).values_list("pk", flat=True))
     return Client(raise_request_exception=False, headers={"Authorization": f"Bearer {text}"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from playwright.sync_api import Page
 
@@ -12,7 +13,8 @@ AXE = (Path(__file__).parent / "axe.min.js").read_text()
 # Elements of Django: the tooltip beside a multiple choice, and the date and time fields of its page of a user.
 DJANGO_ELEMENTS = ".help-tooltip, form#user_form .datetime"
 RUN_AXE = """async ([excluded, only]) => {
-  const options = { resultTypes: ["violations"], ...(only ? { runOnly: { type: "rule", values: only } } : {}) };
+  const rules = { "target-size": { enabled: true } }; // places to click have at least 24 pixels
+  const options = { resultTypes: ["violations"], rules, ...(only ? { runOnly: { type: "rule", values: only } } : {}) };
   const { violations } = await axe.run({ exclude: [[excluded]] }, options);
   return violations
     .filter(({ impact }) => ["serious", "critical"].includes(impact))
@@ -24,6 +26,10 @@ STOP_ANIMATIONS = """() => {
   sheet.replaceSync("*, ::before, ::after { transition: none !important; animation: none !important }");
   document.adoptedStyleSheets = [sheet];
 }"""
+
+
+# Scripts hear of other colours before the next picture is drawn. The page of the API changes its own colours then.
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 def run_axe(page: Page, *, only: list[str] | None = None) -> list[str]:
@@ -42,17 +48,22 @@ def check_page(page: Page) -> dict[str, list[str]]:
 
     The window of the page needs `bypass_csp`, because axe-core is a script with its own styles.
     """
-    page.emulate_media(color_scheme="light")
+    _show_in(page, "light")
     page.set_viewport_size({"width": 1280, "height": 900})
     page.evaluate(AXE)
     page.evaluate(STOP_ANIMATIONS)
     violations = {"wide light": run_axe(page)}
-    page.emulate_media(color_scheme="dark")
+    _show_in(page, "dark")
     violations["wide dark"] = run_axe(page, only=["color-contrast"])
     page.set_viewport_size({"width": 390, "height": 800})
     violations["narrow dark"] = run_axe(page)
-    page.emulate_media(color_scheme="light")
+    _show_in(page, "light")
     violations["narrow light"] = run_axe(page, only=["color-contrast"])
     page.set_viewport_size({"width": 360, "height": 740})
     violations["small phone"] = ["wider than the window"] if page.evaluate(OVERFLOW) > 0 else []
     return violations
+
+
+def _show_in(page: Page, colours: Literal["light", "dark"]) -> None:
+    page.emulate_media(color_scheme=colours)
+    page.evaluate(DRAWN)

@@ -69,6 +69,8 @@ def launch_browser(playwright: Playwright) -> Browser:
 class BrowserHall(Hall):
     """A whole hall with its own SQLite file. Tests read its state over REST."""
 
+    one_time_links: list[str]  # of an invitation and of a login, where a fixture has made them
+
     def environment(self, **more: str) -> dict[str, str]:
         own_values = {"DATABASE_URL": "", "REDIS_URL": "", "GUILD_HALL_ADMIN_PASSWORD": PASSWORD}
         return super().environment(**own_values, **more)
@@ -91,9 +93,9 @@ class BrowserHall(Hall):
         for name in names:
             self.wait_for_status(name, "connected")
 
-    def serve_web(self) -> None:
+    def serve_web(self, **environment: str) -> None:
         """Start the web alone, without a runtime. The database must be prepared."""
-        self.popen([sys.executable, "-m", "guildhall.web"])
+        self.popen([sys.executable, "-m", "guildhall.web"], **environment)
         self.wait_for_web()
 
     def wait_for_web(self) -> None:
@@ -195,6 +197,13 @@ def until(page: Page, condition: Callable[[], object], *, within: float = PATIEN
         if time.monotonic() > deadline:
             pytest.fail(f"not within {within} s: {what or condition}")
         page.wait_for_timeout(20)
+
+
+def press(page: Page, button: str) -> None:
+    """Use a button as people without a mouse do."""
+    control = page.get_by_role("button", name=button, exact=True)
+    control.focus()
+    page.keyboard.press("Enter")
 
 
 def transferred_bytes(page: Page, path: str) -> int:

@@ -12,6 +12,7 @@ from tests.browser.rig import BrowserHall
 
 LINK = re.compile(r'<a\s[^>]*?href="([^"#][^"]*)"', re.DOTALL)
 NOT_SCREENS = re.compile(r"/logout/|/jsi18n/")
+NEEDS_QUERY = re.compile(r"/(prompt|resource|template)/$")  # the page is about what the query names
 MAX_SCREENS = 120
 # How many pixels the page is wider than its window.
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -35,7 +36,8 @@ def screens_of(hall: BrowserHall, *more: str) -> list[str]:
                 is_own = address.netloc == urlsplit(hall.url).netloc and address.path.startswith("/admin/")
                 if is_own and not NOT_SCREENS.search(address.path) and kind_of(address.path) not in kinds:
                     kinds.add(kind_of(address.path))
-                    paths_to_visit.append(address.path)
+                    query = f"?{address.query}" if NEEDS_QUERY.search(address.path) else ""
+                    paths_to_visit.append(address.path + query)
     return sorted(screens)
 
 

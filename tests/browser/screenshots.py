@@ -1,7 +1,8 @@
 """The pictures of README and docs, made again: `make screenshots`.
 
 The README shows a hall with the shipped members, one more member and a broken one. Calls of the last hour are written
-into its rows, and the last calls are real. docs/first-server.md shows another hall, which is like that of its reader.
+into its rows, and the last calls are real. docs/components.md shows parts of the same hall. docs/first-server.md shows
+another hall, which is like that of its reader.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.browser.component_pictures import take_component_pictures
 from tests.browser.rig import BrowserHall, Visitor, find_chromium, hall_in, launch_browser
 from tests.conftest import ROOT
 
@@ -179,13 +182,12 @@ def take_screenshots(visitor: Visitor, screens: Screens, *schemes: str) -> None:
     assert visitor.faults.unexpected() == []
 
 
-def take_screenshots_of_new_hall(
-    browser: Browser, prepare: Callable[[BrowserHall], None], screens: Screens, *schemes: str
-) -> None:
+@contextmanager
+def visitor_of_new_hall(browser: Browser, prepare: Callable[[BrowserHall], None]) -> Iterator[Visitor]:
     with tempfile.TemporaryDirectory() as folder, hall_in(Path(folder)) as hall:
         prepare(hall)
         visitor = Visitor(browser, hall)
-        take_screenshots(visitor, screens, *schemes)
+        yield visitor
         visitor.close()
 
 
@@ -194,8 +196,11 @@ def main() -> None:
         sys.exit("No Chromium: install it (Debian: apt-get install chromium) or name one in CHROMIUM.")
     with sync_playwright() as playwright:
         browser = launch_browser(playwright)
-        take_screenshots_of_new_hall(browser, prepare_hall, SCREENS, "light", "dark")
-        take_screenshots_of_new_hall(browser, prepare_first_hall, FIRST_SCREENS, "light")
+        with visitor_of_new_hall(browser, prepare_hall) as visitor:
+            take_screenshots(visitor, SCREENS, "light", "dark")
+            take_component_pictures(visitor, IMAGES)
+        with visitor_of_new_hall(browser, prepare_first_hall) as visitor:
+            take_screenshots(visitor, FIRST_SCREENS, "light")
         browser.close()
 
 

@@ -65,13 +65,29 @@ def test_a_new_token_is_in_the_configuration_of_each_client_until_a_reload(visit
     assert token not in page.content()
 
 
+def test_a_token_in_search_mode_pins_tools(visitor: Visitor) -> None:
+    page = visitor.window()
+    page.goto("/admin/roster/token/add/")
+    expect(page.locator(".field-pinned_tools")).to_be_hidden()
+    page.get_by_label("Search mode").check()
+    expect(page.locator(".field-pinned_tools")).to_be_visible()
+    page.locator(".field-pinned_tools").get_by_label("good/echo").check()
+    page.get_by_label("Search mode").uncheck()
+    expect(page.locator(".field-pinned_tools")).to_be_visible()  # the form would refuse the choice
+    page.get_by_label("Search mode").check()
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.get_by_text("search mode: three tools that find and call all others, and good/echo")).to_be_visible()
+    expect(page.locator(".cost")).to_contain_text("4 tools")
+
+
 def test_without_a_clipboard_the_text_is_selected(hall: BrowserHall, page: Page) -> None:
     page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.add_init_script("document.execCommand = () => false")
     page.goto("/admin/roster/token/")
     page.locator("#result_list tbody th a").first.click()
-    page.get_by_role("button", name="Copy the configuration for Claude Agent SDK").click()
+    page.get_by_role("button", name="Copy the configuration for Claude Desktop").click()
     expect(page.locator("#copy-status")).to_contain_text("The text is selected.")
-    assert "mcp_servers" in page.evaluate("getSelection().toString()")
+    assert "mcpServers" in page.evaluate("getSelection().toString()")
 
 
 # An agent ---------------------------------------------------------------------------------------------------------
@@ -84,7 +100,7 @@ def needs_agent_sdk() -> None:
 
 def create_agent(page: Page, prompt: str) -> None:
     page.goto("/admin/roster/agent/")
-    page.get_by_role("link", name="New agent").click()
+    page.get_by_role("link", name="New agent").first.click()  # an empty list has another one
     page.get_by_label("good: Does as it is told.").check()
     page.get_by_label("First message").fill(prompt)
     page.get_by_role("button", name="Create the agent").click()

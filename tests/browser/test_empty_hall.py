@@ -25,10 +25,10 @@ def test_an_empty_hall_explains_how_to_start_a_runtime_and_make_a_member(hall: B
     page.goto("/")
     banner = page.get_by_text("No runtime is alive")
     expect(banner).to_be_visible()
-    expect(banner).to_contain_text("manage.py runtime")
+    expect(banner).to_contain_text("guildhall runtime")
     lesson = page.locator(".first-member")
     expect(lesson.get_by_role("listitem")).to_have_count(3)
-    expect(lesson).to_contain_text("manage.py new_member hello")
+    expect(lesson).to_contain_text("guildhall new_member hello")
 
     page.evaluate("window.__not_reloaded = true")
     hall.popen([sys.executable, "-m", "mcp_runtime.runtime.guard"])

@@ -28,6 +28,8 @@ MARKDOWN = (
 )
 CONTROLS = "right\u202eot\u2066left \u200b\ufeff a\x00b\x1b[31mred\x07 \U0001f600"
 LONG = "W" * 100_000
+# Of the web, and those with which the page of a token adds the hall to a client.
+GOOD_LINKS = ("http://", "https://", "cursor://anysphere.cursor-deeplink/mcp/install?", "vscode:mcp/install?")
 HOSTILE = f"{MARKUP} {MARKDOWN} {CONTROLS}"
 SVG = base64.b64encode(
     b"<svg xmlns='http://www.w3.org/2000/svg' onload='top.__pwned=12'><script>top.__pwned=13</script></svg>"
@@ -167,7 +169,7 @@ def find_harm(page: Page) -> str:
     if page.evaluate("window.__pwned !== undefined || ({}).polluted !== undefined"):
         return f"executed: {page.evaluate('window.__pwned')}"
     hrefs = page.evaluate("[...document.querySelectorAll('a[href], form[action]')].map((e) => e.href || e.action)")
-    if bad_links := [href for href in hrefs if not href.startswith(("http://", "https://"))]:
+    if bad_links := [href for href in hrefs if not href.startswith(GOOD_LINKS)]:
         return f"links to {bad_links[0][:80]}"
     if page.locator("#content h1, #content h2, #content").count() == 0:
         return "has no content"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.rig import PASSWORD, BrowserHall, Visitor
+from tests.conftest import eventually
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
@@ -55,7 +58,8 @@ def tab_to(page: Page, name: str, *, tag: str = "") -> None:
 def test_a_call_is_made_without_a_mouse(visitor: Visitor) -> None:
     page = visitor.window(logged_in=False)
     page.goto("/")
-    page.keyboard.type("admin")  # the first field has the focus
+    expect(page.get_by_label("Username")).to_be_focused()
+    page.keyboard.type("admin")
     page.keyboard.press("Tab")
     page.keyboard.type(PASSWORD)
     page.keyboard.press("Enter")
@@ -80,6 +84,8 @@ def test_tab_reaches_every_control_and_the_focus_is_visible(hall: BrowserHall, p
     page.goto(address_of(hall, screen))
     names: list[str] = []
     names_without_visible_focus: set[str] = set()
+    page.evaluate("document.querySelector('a').focus()")  # the first field of the runner has the focus
+    page.evaluate(FOCUSED_ELEMENT)
     for _ in range(MAX_TABS):
         page.keyboard.press("Tab")
         element = page.evaluate(FOCUSED_ELEMENT)
@@ -104,3 +110,67 @@ print(reverse("admin:index"), reverse("admin:roster_guildmember_change", args=[t
 """
     addresses = dict(zip(["roster", "member", "runner", "calls", "call"], hall.run(script).split(), strict=True))
     return addresses[screen]
+
+
+def test_ctrl_k_finds_a_tool_and_enter_opens_it(visitor: Visitor) -> None:
+    page = visitor.window()
+    page.goto("/admin/roster/call/")
+    page.keyboard.press("Control+k")
+    dialog = page.get_by_role("dialog", name="Search")
+    expect(dialog.get_by_role("searchbox")).to_be_focused()
+    expect(dialog.get_by_role("link", name="repeat")).to_be_visible()  # called a moment ago
+    page.keyboard.type("repea")
+    expect(dialog.get_by_role("listitem").first).to_contain_text("parrot")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(r"/admin/roster/tool/\d+/call/$"))
+
+
+def test_the_arrow_keys_go_through_the_results_and_escape_closes_them(visitor: Visitor) -> None:
+    page = visitor.window()
+    page.goto("/admin/")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("to")
+    results = page.get_by_role("dialog", name="Search").get_by_role("listitem")
+    expect(results.filter(has_text="Tokens")).to_be_visible()
+    expect(results.filter(has_text="Calls")).to_have_count(0)  # of the list without words
+    page.keyboard.press("ArrowDown")
+    expect(results.first.get_by_role("link")).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#search-words")).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.type("k")  # goes on with the word
+    expect(page.locator("#search-words")).to_have_value("tok")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
+def test_a_command_restarts_a_member_and_the_page_says_so(visitor: Visitor, hall: BrowserHall) -> None:
+    page = visitor.window()
+    page.goto("/admin/")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("restart parrot")
+    expect(page.get_by_role("dialog", name="Search").get_by_role("button", name="Restart: parrot")).to_be_visible()
+    started_at = hall.member("parrot")["started_at"]
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("Restart requested (1): parrot.")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    eventually(lambda: hall.member("parrot")["started_at"] not in (None, started_at), within=30)
+    hall.wait_for_status("parrot", "connected")
+
+
+def test_a_slash_goes_to_the_search_of_the_page_and_a_question_mark_shows_the_keys(visitor: Visitor) -> None:
+    page = visitor.window()
+    page.goto("/admin/")
+    page.keyboard.press("/")
+    expect(page.locator("#find-words")).to_be_focused()
+    page.keyboard.type("?/")  # is typed
+    expect(page.locator("#find-words")).to_have_value("?/")
+    page.goto("/admin/roster/toolset/add/")
+    page.locator("h1").first.click()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    expect(page.get_by_role("dialog", name="Search")).to_be_visible()

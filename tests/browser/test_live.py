@@ -93,3 +93,47 @@ def test_typed_text_survives_a_live_update(hall: BrowserHall, page: Page) -> Non
         hall.call("good", "echo", {"text": "hello"})
     expect(search).to_have_value("good")
     expect(search).to_be_focused()
+
+
+# How many controls of the page a message covers.
+COVERED = """() => {
+  const own = document.getElementById("live-messages").getBoundingClientRect();
+  return [...document.querySelectorAll("a[href], button, input:not([type=hidden]), select, summary")].filter((each) => {
+    const box = each.getBoundingClientRect();
+    return !each.closest("#live-messages") && box.width > 0 && box.left < own.right && own.left < box.right
+      && box.top < own.bottom && own.top < box.bottom;
+  }).length;
+}"""
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_the_message_of_a_button_covers_no_control_and_leaves_when_somebody_dismisses_it(
+    hall: BrowserHall, visitor: Visitor, width: int
+) -> None:
+    page = visitor.window(width=width)
+    hall.wait_for_status("good", "connected")
+    page.goto("/admin/?q=good")
+    message = page.locator("#live-messages p")
+    card(page, "good").get_by_role("button", name="Restart").click()
+    expect(message).to_have_text("Restart requested (1): good.")
+    expect(message).to_have_count(1)
+    assert page.evaluate(COVERED) == 0
+    box = message.get_by_role("button", name="Dismiss").bounding_box()
+    assert box is not None
+    assert min(box["width"], box["height"]) >= 24
+    message.get_by_role("button", name="Dismiss").click()
+    expect(message).to_have_count(0)
+
+
+def test_the_second_press_of_a_double_click_presses_nothing(hall: BrowserHall, visitor: Visitor) -> None:
+    page = visitor.window()
+    hall.wait_for_status("good", "connected")
+    page.goto("/admin/?q=good")
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    stop = card(page, "good").get_by_role("button", name="Stop")
+    stop.dispatch_event("click", {"detail": 2})  # the place in which the first press found Restart
+    with page.expect_response("**/restart/"):
+        card(page, "good").get_by_role("button", name="Restart").dispatch_event("click", {"detail": 1})
+    assert len(sent) == 1
+    assert "restart" in sent[0]

@@ -52,7 +52,8 @@ def test_a_user_who_is_made_in_the_browser_logs_in_as_a_caller(page: Page, visit
     places = callers_page.get_by_label("Guild Hall")
     expect(places.get_by_role("link", name="Tools")).to_be_visible()
     expect(places.get_by_role("link", name="Tokens")).to_be_visible()
-    expect(places.get_by_role("link", name="Calls")).to_have_count(0)
+    places.get_by_role("link", name="Calls").click()
+    expect(callers_page.get_by_text("You see the calls that you made yourself.")).to_be_visible()
 
 
 def test_a_user_of_the_command_line_whose_role_is_taken_is_told_whom_to_ask(
@@ -94,3 +95,48 @@ def test_an_invited_person_makes_an_account_with_a_link_that_works_once(page: Pa
     expect(guest.get_by_role("heading", name="Roster")).to_be_visible()
     page.reload()
     expect(page.get_by_role("row").filter(has_text="Olga")).to_contain_text("used by olga")
+
+
+def test_an_admin_puts_people_into_a_group_and_reserves_a_member_for_it(
+    page: Page, hall: BrowserHall, visitor: Visitor
+) -> None:
+    hall.run('from roster.models import GuildMember; GuildMember.objects.create(name="notes", directory="notes")')
+    hall.manage("create_user", "berta", "--role", "caller")
+    password = hall.manage("create_user", "anna", "--role", "admin").stdout.splitlines()[-1]
+    admin = log_in(visitor, "anna", password)
+    expect(admin.get_by_role("heading", name="Roster")).to_be_visible()
+
+    admin.goto("/admin/auth/group/add/")
+    admin.get_by_label("Name:").fill("writers")
+    admin.locator("#id_users_from").select_option(label="anna")
+    admin.get_by_role("button", name="Choose selected users").click()
+    expect(admin.locator("#id_users_to")).to_contain_text("anna")
+    # The superuser has more rights.
+    expect(admin.locator("#id_users_from")).not_to_contain_text("admin")
+    admin.get_by_role("button", name="Save", exact=True).click()
+    expect(admin.get_by_text("was added successfully")).to_be_visible()
+
+    admin.goto("/admin/auth/user/")
+    admin.get_by_role("link", name="berta").click()
+    admin.get_by_role("checkbox", name="writers").check()
+    admin.get_by_role("button", name="Save and continue editing").click()
+    expect(admin.get_by_role("checkbox", name="writers")).to_be_checked()
+    users_page = admin.url
+
+    admin.goto("/admin/roster/guildmember/")
+    admin.get_by_role("link", name="notes").click()
+    admin.get_by_role("link", name="Reserve for groups").click()
+    groups_page = admin.url
+    admin.get_by_role("checkbox", name="writers").check()
+    admin.get_by_role("button", name="Save").click()
+    expect(admin.get_by_text("Reserved for: writers.").first).to_be_visible()
+
+    page.goto("/admin/auth/group/")
+    page.get_by_role("link", name="writers").click()
+    expect(page.locator("#id_users_to option")).to_have_text(["anna", "berta"])
+    for address in (page.url, users_page, groups_page):
+        for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
+            window = visitor.window(scheme=scheme, width=width)
+            window.goto(address)
+            expect(window.get_by_role("button", name="Save").first).to_be_visible()
+            assert window.evaluate(OVERFLOW) <= 0, address

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -99,7 +100,7 @@ class Runner:
         """The arguments that the tool received, from its result."""
         self.wait_for_status("succeeded")
         self.page.locator("#outcome").get_by_text("Whole result as JSON").click()
-        result = json.loads(self.page.locator("#outcome .result > .result-source pre").inner_text())
+        result = json.loads(self.page.locator("#outcome .result-whole pre").inner_text())
         return json.loads(result["content"][0]["text"])
 
 
@@ -314,8 +315,9 @@ def test_bounds_are_checked_while_typing_and_by_the_server(runner: Runner) -> No
     expect(runner.page.get_by_text("must be 100 or less")).to_be_visible()
     runner.field("dice").fill("9")
     runner.press()
-    expect(runner.page.get_by_text("101 is greater than the maximum of 100")).to_be_visible()
-    expect(runner.page.get_by_text("9 is greater than the maximum of 6")).to_be_visible()
+    expect(runner.page.get_by_role("alert")).to_contain_text("Correct the 2 marked fields")
+    expect(runner.page.get_by_text("must be 100 or less")).to_be_visible()
+    expect(runner.page.get_by_text("must be 6 or less")).to_be_visible()
     expect(runner.field("percent")).to_have_attribute("aria-invalid", "true")
     expect(runner.page.get_by_role("alert")).to_contain_text("The call was not made")
     runner.field("percent").fill("10")
@@ -335,6 +337,79 @@ def test_an_empty_required_date_is_an_error(runner: Runner) -> None:
     runner.field("email").fill("a@example.org")
     runner.press()
     assert runner.received_arguments() == {"date": "2026-01-31", "email": "a@example.org"}
+
+
+def test_arguments_that_the_server_accepts_are_not_refused_by_the_form(runner: Runner) -> None:
+    page = runner.open("tolerant").page
+    written = {"moment": "2026-01-31T13:30:00", "site": "example.org", "day": "today", "count": 1.5, "size": 150}
+    runner.write(written)
+    runner.press()
+    assert runner.received_arguments() == written
+    runner.field("site").fill("example.com")
+    expect(page.get_by_text("must be an address: https://example.org/")).to_be_visible()
+    page.get_by_label("Type of count").select_option("1: integer")
+    runner.field("Value").first.fill("2.5")
+    expect(page.get_by_text("must be a whole number")).to_be_visible()
+    changed = {**written, "site": "example.com", "count": 2.5}
+    runner.wait_for_arguments(changed)
+    runner.press()
+    expect(page.locator(".sf-error:visible")).to_have_count(0)
+    runner.wait_for_status("succeeded")
+    expect(page.locator("#outcome")).to_contain_text("example.com")
+    runner.write({"moment": "", "size": 50, "count": "many"})
+    runner.press()
+    expect(page.locator(".errornote")).to_have_text("The call was not made. Correct the 3 marked fields below.")
+    expect(page.locator(".sf-error:visible").filter(has_text="is required")).to_have_count(1)
+
+
+def test_all_faults_are_marked_at_once_and_the_banner_counts_them(runner: Runner) -> None:
+    page = runner.open("letter").page
+    expect(runner.field("to")).to_be_focused()
+    expect(runner.field("to")).to_have_attribute("placeholder", "for example Ada Lovelace")
+    expect(runner.field("pages")).to_have_attribute("placeholder", "for example 3")
+    runner.wait_for_arguments({"to": "", "sent": "", "copies": [], "stamp": "first"})
+    runner.write({"to": 5, "sent": "", "copies": [], "stamp": "third"})
+    runner.press()
+    expect(page.locator(".errornote")).to_have_text("The call was not made. Correct the 5 marked fields below.")
+    marks = page.locator(".sf-error:visible")
+    expect(marks.filter(has_text="is required")).to_have_count(2)
+    expect(marks.filter(has_text="must have 1 item or more")).to_have_count(1)
+    runner.write({"to": "Ada", "sent": "", "copies": [], "stamp": "first"})
+    runner.press()
+    expect(page.locator(".errornote")).to_contain_text("Correct the 3 marked fields")
+    page.get_by_role("button", name="Add an item").click()
+    expect(page.locator(".errornote")).to_contain_text("Correct the 2 marked fields")
+    expect(marks).to_have_text(["is required", "is required"])
+    runner.field("pages").fill("2")
+    expect(page.locator(".errornote")).to_contain_text("Correct the marked field below")
+    runner.field("sent").fill("2026-01-31T13:30:05")
+    expect(page.get_by_role("alert")).to_be_empty()
+
+
+def test_a_date_and_time_and_a_file_are_picked(runner: Runner) -> None:
+    page = runner.open("letter").page
+    runner.field("sent").fill("2026-01-31T13:30:05")
+    expect(page.get_by_text("sent as 2026-01-31T13:30:05")).to_be_visible()
+    assert re.fullmatch(r"2026-01-31T13:30:05[+-]\d\d:\d\d", runner.arguments()["sent"])
+    runner.write({"sent": "2026-01-31T13:30:05.25Z"})
+    expect(runner.field("sent")).to_have_attribute("type", "text")
+    picker = page.get_by_label("File for scan")
+    expect(picker).to_have_attribute("accept", "image/png")
+    picker.set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": b"hello\0\xff"})
+    until(page, lambda: runner.arguments().get("scan") == "aGVsbG8A/w==", what="the file as base64")
+    picker.set_input_files({"name": "b.png", "mimeType": "image/png", "buffer": b"x" * 1_500_001})
+    expect(page.get_by_text("the file has 1,500,001 bytes")).to_be_visible()
+    assert runner.arguments()["scan"] == "aGVsbG8A/w=="
+
+
+def test_the_button_stays_in_sight_on_a_long_form(runner: Runner) -> None:
+    page = runner.page
+    page.set_viewport_size({"width": 390, "height": 600})
+    runner.open("letter")
+    button = page.get_by_role("button", name="Call", exact=True)
+    expect(button).to_be_in_viewport()
+    page.evaluate("window.scrollTo(0, 300)")
+    expect(button).to_be_in_viewport()
 
 
 def test_a_validation_error_without_a_field_is_shown_above(runner: Runner) -> None:
@@ -433,13 +508,64 @@ def test_results_are_shown_by_their_content_type(runner: Runner) -> None:
     until(runner.page, lambda: picture.evaluate("(image) => image.naturalWidth") == 160, what="the picture is drawn")
     sound = outcome.locator("audio")
     until(runner.page, lambda: sound.evaluate("(audio) => audio.duration") > 0, what="the sound can be played")
-    expect(outcome.get_by_role("link", name="data.csv")).to_have_attribute("rel", re.compile("noopener"))
+    expect(outcome.get_by_role("link", name="data.csv")).to_have_attribute("href", re.compile(r"/resource/\?uri="))
     expect(outcome.get_by_text("deep: true")).to_be_visible()
+
+
+def test_a_result_is_copied_downloaded_and_shown_whole(visitor: Visitor, tool_ids: dict[str, int]) -> None:
+    page = visitor.window(permissions=["clipboard-read", "clipboard-write"])
+    Runner(page, tool_ids).open("long").press()
+    words, tree = page.locator("#outcome .result-item").nth(0), page.locator("#outcome .result-item").nth(1)
+    expect(words.get_by_text("only the beginning")).to_be_visible()
+    words.get_by_role("button", name="Copy").click()
+    expect(words.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == "word " * 200_000
+    words.get_by_role("button", name="Show all").click()
+    expect(words.get_by_text("only the beginning")).to_have_count(0)
+    assert words.locator("pre").evaluate("(block) => block.textContent.length") == 1_000_000
+    with page.expect_download() as download:
+        tree.get_by_role("link", name="Download").click()
+    assert len(json.loads(Path(download.value.path()).read_text())["items"]) == 12_000
+
+
+def test_a_megabyte_of_json_can_be_searched_and_folded(runner: Runner) -> None:
+    page = runner.open("long").page
+    runner.press()
+    tree = page.locator("#outcome .result-item").nth(1)
+    field = tree.get_by_label("Search this JSON")
+    field.fill("item 1199")
+    expect(tree.get_by_text("1 of 11")).to_be_visible()
+    expect(tree.locator(".json-hit")).to_have_text('name: "item 1199"')
+    field.press("Shift+Enter")
+    expect(tree.locator(".json-hit")).to_have_text('name: "item 11999"')
+    expect(tree.locator(".json-hit")).to_be_in_viewport()
+    field.fill("12345678901234567890")
+    expect(tree.locator(".json-hit")).to_have_text("last: 12345678901234567890")
+    field.fill("nowhere to be seen")
+    expect(tree.get_by_text("no matches")).to_be_visible()
+    tree.get_by_role("button", name="Collapse").click()
+    expect(tree.locator(".json-tree details[open]")).to_have_count(1)
+    tree.get_by_role("button", name="Expand").click()
+    expect(tree.locator(".json-tree").get_by_text('name: "item 3"', exact=True)).to_be_visible()
+
+
+def test_files_of_a_result_leave_as_attachments(runner: Runner) -> None:
+    runner.open("files").press()
+    outcome = runner.wait_for_status("succeeded")
+    names = []
+    for link in outcome.get_by_role("link", name="Download").all():
+        with runner.page.expect_download() as download:
+            link.click()
+        names.append(re.sub(r"\d+(?=[-.])", "N", download.value.suggested_filename))
+    assert names == ["annual_report.pdf", "files-N-N.svg", "files-N-N.csv", "files-N.json"]
 
 
 @pytest.mark.parametrize(
     ("tool", "status", "text"),
     [
+        ("rows", "succeeded", "The table shows the first 200 of 250 rows."),
+        ("colors", "succeeded", "✓ passed 12 tests"),
+        ("broken_promises", "succeeded", "name: 5 is not of type 'string'"),
         ("weather", "succeeded", "matches the output schema"),
         ("broken_promise", "succeeded", "count: 'many' is not of type 'integer'"),
         ("fail", "failed", "What to do: The tool ran and reported an error."),
@@ -457,8 +583,8 @@ def test_a_preset_is_saved_without_its_secret_used_and_deleted(runner: Runner) -
     runner.open("secret")
     runner.field("user").fill("ada")
     runner.field("key").fill("s3cret")
-    runner.page.get_by_label("Save as").fill("ada's")
-    runner.page.get_by_label("Save as").press("Enter")
+    runner.page.get_by_label("Save the arguments as").fill("ada's")
+    runner.page.get_by_label("Save the arguments as").press("Enter")
     expect(runner.page.get_by_text("Saved the preset “ada's”. Its secrets are not stored: key.")).to_be_visible()
     assert runner.arguments() == {"user": "ada", "key": "s3cret"}
     runner.page.get_by_role("link", name="ada's", exact=True).click()
@@ -606,3 +732,17 @@ def test_the_runner_page_transfers_less_than_300_kb(visitor: Visitor, tool_ids: 
     Runner(page, tool_ids).open("lists").press()
     expect(page.locator(".errornote")).to_be_visible()
     assert 0 < sum(sizes) < 300_000
+
+
+def test_descriptions_of_fields_are_laid_out_from_markdown_and_lead_only_to_the_web(runner: Runner) -> None:
+    runner.open("described")
+    city, code, plan = (runner.page.locator("#fields > .sf-field").nth(number) for number in range(3))
+    expect(city.locator(".sf-help code")).to_have_text("GET /cities")
+    expect(city.locator(".sf-help strong")).to_have_text("Not")
+    link = city.get_by_role("link", name="the list")
+    expect(link).to_have_attribute("href", "https://example.org/cities")
+    expect(link).to_have_attribute("rel", "noopener noreferrer nofollow")
+    expect(code.locator(".sf-help")).to_have_text("<b>A code</b>, [not a link](javascript:alert(1))")
+    expect(code.locator(".sf-help a, .sf-help b")).to_have_count(0)
+    plan.locator("summary").click()
+    expect(plan.locator(".sf-help li code")).to_have_text(["fast", "slow"])

@@ -18,9 +18,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mcp_runtime.client.client import JsonRpcClient
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.protocol import jsonrpc, mcp
-from mcp_runtime.protocol.errors import ClientError, MethodError
+from mcp_runtime.protocol.errors import ChallengeError, ClientError, MethodError, OAuthError
+from tests.conformance.signing import SigningBearer
 
 TIMEOUT = 10.0
 
@@ -68,6 +69,16 @@ SCENARIOS: dict[str, Callable[[JsonRpcClient], None]] = {
 }
 
 
+# In these scenarios the client must give up.
+REFUSALS = {
+    f"auth/{name}"
+    for name in (
+        *("scope-retry-limit", "resource-mismatch", "metadata-issuer-mismatch", "iss-supported-missing"),
+        *("iss-wrong-issuer", "iss-unexpected", "iss-normalized"),
+    )
+}
+
+
 class ListeningExchange(Exchange):
     """A stream for messages without a request. `request_sent` is set once its request was sent, or has failed."""
 
@@ -111,11 +122,16 @@ def listen_in_background(client: JsonRpcClient) -> Iterator[None]:
 def main(url: str) -> None:
     run_scenario = SCENARIOS.get(os.environ["MCP_CONFORMANCE_SCENARIO"], call_every_tool)
     version = os.environ["MCP_CONFORMANCE_PROTOCOL_VERSION"]
-    client = JsonRpcClient(url, capabilities=CAPABILITIES, on_request=answer_question)
+    context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
+    bearer = SigningBearer(url, context) if os.environ["MCP_CONFORMANCE_SCENARIO"].startswith("auth/") else None
+    client = JsonRpcClient(url, capabilities=CAPABILITIES, on_request=answer_question, bearer=bearer)
+    refusals = (ChallengeError, OAuthError) if os.environ["MCP_CONFORMANCE_SCENARIO"] in REFUSALS else ()
     try:
         client.connect(TIMEOUT, version=version)
         with contextlib.nullcontext() if version == mcp.MODERN_VERSION else listen_in_background(client):
             run_scenario(client)
+    except refusals as refusal:
+        print(f"refused: {refusal}", file=sys.stderr)
     finally:
         client.close()
 

@@ -157,7 +157,7 @@ def rows_of_counter(hall: Stack) -> list[dict[str, Any]]:
 def gateways_since(hall: Stack, since: float) -> list[str]:
     """The gateways of the requests to them, in the log of the balancer."""
     time.sleep(0.2)
-    log = hall.docker("logs", f"--since={since:.0f}", hall.container("balancer"))
+    log = hall.docker("logs", f"--since={int(since)}", hall.container("balancer"))
     return re.findall(r"by (?:\S+, )*(\S+):8100$", log, re.MULTILINE)
 
 

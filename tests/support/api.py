@@ -84,6 +84,7 @@ EXAMPLES: dict[str, Any] = {
     "name": "example",
     "proposal": "nobody",
     "number": "7",
+    "edit": "7",
     "secret": "nobody",
     "tool_set": "nobody",
     "node": "main",

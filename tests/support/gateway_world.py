@@ -123,6 +123,7 @@ class World:
         self.record_bytes = 4096
         self._gateway: Gateway | None = None
         self._listener: socket.socket | None = None
+        self.node_sockets: list[socket.socket] = []  # on which other nodes connect, if a test sets them
         self._resources: list[Any] = []
         self.address, self.gateway_port = "127.0.0.1", 0
         self._token = ""
@@ -182,7 +183,7 @@ class World:
             )
             self._gateway = Gateway(
                 lifecycle=self,  # type: ignore[arg-type]
-                sockets=listeners.Sockets(sockets[:1]),
+                sockets=listeners.Sockets(sockets[:1], self.node_sockets),
                 options=options,
                 wake_supervisor=self._wake,
             )

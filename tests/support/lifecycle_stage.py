@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import json
@@ -18,9 +19,10 @@ from django.db.models import QuerySet
 
 from mcp_runtime.members import discovery
 from mcp_runtime.members.lifecycle import Lifecycle
-from mcp_runtime.members.process import EXIT_THREADS, TAG_VARIABLE, exit_threads
-from mcp_runtime.members.starting import StartOptions
+from mcp_runtime.members.process import EXIT_THREADS, TAG_VARIABLE, exit_threads, kill_tagged
+from mcp_runtime.members.start_options import StartOptions
 from mcp_runtime.rows import lease, ownership
+from mcp_runtime.system.loops import loop
 from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import GuildMember, PortAllocation, StatusChange
 from tests.conftest import eventually
@@ -72,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 if mode("exit"):
-    print("cannot go on", flush=True)
+    print(Path("last_output").read_text() if mode("last_output") else "cannot go on", flush=True)
     sys.exit(int(Path("exit").read_text()))
 if mode("deaf"):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -182,6 +184,13 @@ class Stage:
 
     def lose_the_lease(self) -> None:
         give_lease_to_another_runtime()
+
+    def end_processes(self) -> None:
+        """Kill all processes of the stage, and wait until nobody writes about them any more."""
+        kill_tagged(f"{self.hall_id}/")
+        eventually(lambda: not psutil.Process().children(), what="all exits are known")
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop("member-exits")).result(10)
+        wait_for_exit_callbacks()
 
 
 def row(member: GuildMember) -> GuildMember:

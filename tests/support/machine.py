@@ -20,7 +20,7 @@ class Turn:
     """A test's turn on the machine. Tests run in parallel, but a test that measures time runs alone, in all processes.
 
     There are two locks on files in `folder`. Every test passes the gate and enters the room. A test that must be alone
-    keeps the gate shut until the others have left the room.
+    keeps the gate shut until the others have left the room, and until it shares the machine again.
     """
 
     def __init__(self, folder: Path, *, may_be_alone: bool) -> None:
@@ -49,11 +49,24 @@ class Turn:
         fcntl.flock(self._room, fcntl.LOCK_EX)
         is_ours = True
 
+    def share_again(self) -> None:
+        global is_ours
+        if is_ours:
+            fcntl.flock(self._room, fcntl.LOCK_SH)  # while the gate is shut nobody else comes in
+            fcntl.flock(self._gate, fcntl.LOCK_UN)
+            is_ours = False
+
 
 def take_alone() -> None:
     """From now on the test has the machine alone."""
     assert _turn is not None
     _turn.take_alone()
+
+
+def share_again() -> None:
+    """If the test has the machine alone, other tests may run beside the rest of it."""
+    if _turn is not None:
+        _turn.share_again()
 
 
 # CPU seconds of one `_yardstick` on the machine on which bounds of CPU time were measured.

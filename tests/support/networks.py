@@ -5,9 +5,13 @@ This needs root, and the command `ip` of iproute2. A network address translation
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from django.db import connection
@@ -18,6 +22,8 @@ from tests.support.nodes import Machine
 
 # The hardware address of no host. What is sent there is lost, and the sender is not told.
 NOWHERE = "02:00:00:00:00:ff"
+SWITCH = "02:00:00:00:00:01"
+CLONE_NEWNET = 0x40000000
 
 
 class NoNamespacesError(Exception):
@@ -52,7 +58,7 @@ class Network:
             self.hosts.append(Host(f"{self.name}-{number}", f"{self._prefix}.{number}", f"{self.name}p{number}"))
         try:
             # With an address of its own. Otherwise it has that of a port, and changes it when a port is added.
-            ip("link", "add", self.name, "address", "02:00:00:00:00:01", "type", "bridge")
+            ip("link", "add", self.name, "address", SWITCH, "type", "bridge")
             ip("address", "add", f"{self.address}/24", "dev", self.name)
             ip("link", "set", self.name, "up")
             for host in self.hosts:
@@ -133,6 +139,35 @@ class Host:
     def command(self, argv: list[str]) -> list[str]:
         """The command in this namespace. Its process is the one that is started."""
         return ["nsenter", f"--net=/run/netns/{self.name}", *argv]
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """This thread opens its connections in the namespace."""
+        with open("/proc/thread-self/ns/net") as outside, open(f"/run/netns/{self.name}") as namespace:
+            _enter(namespace.fileno())
+            try:
+                yield
+            finally:
+                _enter(outside.fileno())
+
+    def send_all_to(self, gateway: str) -> None:
+        """Give it a way to all addresses of IPv4, over the switch. It sends nothing on its own account."""
+        ip("neighbour", "add", gateway, "lladdr", SWITCH, "dev", "eth0", "nud", "permanent", namespace=self.name)
+        ip("route", "add", "default", "via", gateway, namespace=self.name)
+        with self.inside():
+            Path("/proc/sys/net/ipv6/conf/eth0/disable_ipv6").write_text("1")  # it would look for routers
+
+    @property
+    def sent_packets(self) -> int:
+        """The packets that left the host so far, also those that nobody answers."""
+        command = ["ip", "-n", self.name, "-s", "-j", "link", "show", "eth0"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        return int(json.loads(shown.stdout)[0]["stats64"]["tx"]["packets"])
+
+
+def _enter(namespace: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 class HostedMachine(Machine):

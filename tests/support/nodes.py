@@ -38,12 +38,14 @@ class Machine(Hall):
         self.node_url: str | None = None  # None: at its own address
         self.key = folder.parent / "secret-key"  # of all machines
         self.key.write_text("k" * 50)
+        self.more_environment: dict[str, str] = {}
         self.guard: subprocess.Popen[bytes] | None = None
 
     def environment(self, **more: str) -> dict[str, str]:
         url = f"http://{self.address}:{self.node_port}" if self.node_url is None else self.node_url
         names = {"GUILD_HALL_NODE": self.name, "GUILD_HALL_NODE_URL": url}
-        values = super().environment(**names, GUILD_HALL_SECRET_KEY_FILE=str(self.key), **more)
+        more = {"GUILD_HALL_SECRET_KEY_FILE": str(self.key), **self.more_environment, **more}
+        values = super().environment(**names, **more)
         return {**values, "CELERY_BROKER_URL": self.broker_url or values["CELERY_BROKER_URL"]}
 
     def run(self, argv: list[str] = GUARD) -> None:

@@ -204,7 +204,7 @@ def test_a_member_that_an_agent_needs_is_stopped_only_with_force(running_hall: H
         with pytest.raises(MemberInUseError, match="needed by agent 'my talk'"):
             MEMBER_VERBS[verb](member("two"))
     refusal = running_hall.manage("member", "stop", "two")
-    assert refusal.returncode == 1
+    assert refusal.returncode == 5
     assert "needed by agent 'my talk'" in refusal.stderr
     assert member("two").desired_state == "running"
     forced_stop = running_hall.manage("member", "stop", "two", "--force")
@@ -322,7 +322,7 @@ def test_without_an_api_key_a_message_is_refused_and_the_error_names_the_variabl
     with pytest.raises(AgentUnavailableError, match="ANTHROPIC_API_KEY"):
         queue_message(make_agent("one"), "say hello", requester=COMMAND_LINE)
     result = hall.manage("agent", "say hello", "--members", "one", "--direct")
-    assert result.returncode == 1
+    assert result.returncode == 8
     assert "ANTHROPIC_API_KEY" in result.stderr
     assert not AgentMessage.objects.exists()
 
@@ -366,7 +366,7 @@ def test_the_command_shows_the_transcript_and_exits_with_1_after_a_failure(runni
     second = running_hall.manage("agent", "remember", "--name", "talk")
     assert 'call echo {"text": "hi"} | remember' in second.stdout
     failure = running_hall.manage("agent", "fail", "--name", "talk")
-    assert failure.returncode == 1
+    assert failure.returncode == 6
     assert "not today" in failure.stderr
     message = AgentMessage.objects.get(agent__name="talk", prompt="fail")
     assert (message.status, message.error_kind) == ("failed", "agent")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from guildhall import entry_point
 from tests.conftest import ROOT
 from tests.support.documents import PAGES, blocks
 from tests.support.hall import Hall, bring_up
@@ -30,6 +31,7 @@ def checkout(hall: Hall, tmp_path: Path) -> Path:
     python = folder / ".venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
+    entry_point.write(folder / ".venv" / "bin" / "guildhall", Path(sys.executable))
     (folder / "manage.py").symlink_to(ROOT / "manage.py")
     (folder / "guild-members").symlink_to(hall.members_dir)
     (folder / "var").symlink_to(hall.data_dir)

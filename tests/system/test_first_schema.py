@@ -21,7 +21,7 @@ HINT = "see roster/first_schema.py for how the file is made again"
 def database_after(command: list[str], folder: Path) -> sqlite3.Connection:
     environment = {**os.environ, "DATABASE_URL": "", "REDIS_URL": "", "GUILD_HALL_DATA_DIR": str(folder)}
     command = [sys.executable, "manage.py", *command]
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
     assert result.returncode == 0, result.stderr
     return sqlite3.connect(folder / "guildhall.sqlite3")
 
@@ -54,6 +54,7 @@ def test_an_empty_database_gets_the_same_tables_as_from_migrations(tmp_path: Pat
     assert len(times) == 1
     assert len(rows(migrated, "SELECT DISTINCT applied FROM django_migrations")) > 1
     tables = {name for (name,) in rows(migrated, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    tables -= {name for name in tables if name.startswith("roster_call_text")}  # FTS5 writes rows of its own
     tables = {name for name in tables if migrated.execute(f'SELECT 1 FROM "{name}"').fetchone()}
     # No migration makes other rows, because the file would not have them. These are made after each migration.
     after_migrations = {"django_content_type", "auth_permission", "auth_group", "auth_group_permissions", "roster_role"}

@@ -85,8 +85,13 @@ def test_the_roster_is_one_server_and_each_member_is_another(hall: Hall) -> None
 def test_a_request_without_a_valid_token_is_refused_with_instructions(running_hall: Hall) -> None:
     no_token = GatewayClient(running_hall, None).post(INITIALIZE)
     status, _, text = error_of(no_token)
-    assert (status, no_token.headers["www-authenticate"]) == (401, 'Bearer realm="Guild Hall"')
+    assert status == 401
+    assert no_token.headers["www-authenticate"].startswith('Bearer realm="Guild Hall", resource_metadata="http')
     assert "create_token" in text
+    metadata = GatewayClient(running_hall, None, "/.well-known/oauth-protected-resource/mcp")
+    assert metadata.http.get(metadata.url).json()["authorization_servers"] == [
+        f"http://localhost:{running_hall.web_port}"
+    ]
     wrong_token = GatewayClient(running_hall, "gh_wrong").post(INITIALIZE)
     assert wrong_token.status_code == 401
     assert (
@@ -100,9 +105,9 @@ def test_a_request_without_a_valid_token_is_refused_with_instructions(running_ha
     eventually(lambda: agent.send("ping").status_code == 401, within=2)
     # Claude's CLI and Codex show the text of a JSON-RPC error, but not the text of a 401.
     for user_agent in ("claude-code/2.1.329 (sdk-py)", "codex-mcp-client/0.169.0"):
-        response = GatewayClient(running_hall, None).post({**PING, "id": "x"}, User_Agent=user_agent)
+        response = GatewayClient(running_hall, "gh_wrong").post({**PING, "id": "x"}, User_Agent=user_agent)
         assert (response.status_code, response.json()["id"], "create_token" in response.text) == (200, "x", True)
-    for path in ("/.well-known/oauth-protected-resource/mcp", "/.well-known/oauth-authorization-server", "/register"):
+    for path in ("/.well-known/oauth-authorization-server", "/register"):
         response = GatewayClient(running_hall, None, path).http.get(GatewayClient(running_hall, None, path).url)
         assert (response.status_code, response.headers["content-type"]) == (404, "text/plain; charset=utf-8")
         assert "no OAuth" in response.text

@@ -39,7 +39,7 @@ def find_call(**columns: Any) -> Call:
 
 def test_a_call_starts_a_stopped_member_and_fails_for_a_crashed_or_disabled_member(hall: Hall) -> None:
     hall.add("one")
-    hall.add("crash", "exit=7", timeout=5)
+    hall.add("crash", "exit=7", timeout=PATIENCE)
     hall.start()
     wait_for_status(hall, "one", "connected")
     wait_for_status(hall, "crash", "error")
@@ -56,7 +56,7 @@ def test_a_call_starts_a_stopped_member_and_fails_for_a_crashed_or_disabled_memb
 
     watch = Stopwatch()
     error = GatewayClient(hall, token, "/mcp/crash").begin().call("anything")["error"]
-    assert watch.seconds < 6
+    assert watch.seconds < PATIENCE + 1
     assert error["data"] == {"member": "crash", "kind": "unavailable", "sent": False}
     assert "'crash'" in error["message"]
     assert "ended with exit code 7" in error["message"]

@@ -16,7 +16,7 @@ from django.db import connections
 
 from mcp_runtime.control.tool_sets import Entry, Values, create_tool_set
 from mcp_runtime.security.access import OPERATOR
-from roster.models import Call, GuildMember, TokenShare
+from roster.models import Call, GuildMember, Token, TokenShare
 from tests.conftest import ROOT, eventually
 from tests.support.agents import GatewayClient, MessageStream, make_token, messages_of, wait_for_roster
 from tests.support.hall import PATIENCE, wait_for_status
@@ -93,6 +93,21 @@ def test_a_session_counts_to_one_hundred_through_three_gateways_in_turn(
     assert other.next.text(tool) == "1"
     eventually(lambda: Call.objects.filter(tool_name="count", status="succeeded").count() == 101, within=PATIENCE)
     assert Call.objects.count() == 101  # each is written once
+
+
+def test_a_token_for_a_tool_set_is_for_this_set_alone_at_every_gateway(machines: list[Machine]) -> None:
+    counting = create_tool_set(Values("counting", entries=[Entry("one", "count", "next_number")]), OPERATOR, None)
+    create_tool_set(Values("other", entries=[Entry("one")]), OPERATOR, None)
+    token = make_token(scope=Token.Scope.TOOLS, tool_set=counting)
+    agent = Everywhere(machines, token, "/sets/counting/mcp").begin()
+    assert [agent.next.text("next_number") for _ in range(3)] == ["1", "2", "3"]
+    for client in Everywhere(machines, token).begin().clients:
+        assert client.tools() == ["one__count"]
+        assert "error" in client.call("one__ask")
+    for machine in machines:
+        assert GatewayClient(machine, token, "/sets/other/mcp").send("ping").status_code == 404
+    eventually(lambda: Call.objects.filter(status="succeeded").count() == 3, within=PATIENCE)
+    assert set(Call.objects.filter(status="succeeded").values_list("tool_set", flat=True)) == {"counting"}
 
 
 def test_modern_clients_and_batches_reach_members_of_other_nodes(machines: list[Machine]) -> None:
@@ -315,7 +330,7 @@ def test_the_log_of_a_member_is_read_from_any_machine(machines: list[Machine]) -
     assert unsealed.status_code == 421
     first.kill()
     refused = second.manage("logs", "one")
-    assert refused.returncode == 1
+    assert refused.returncode == 8
     assert "The log of 'one' is on node 'first', which does not send it" in refused.stderr
 
 

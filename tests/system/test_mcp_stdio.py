@@ -294,9 +294,23 @@ def test_the_options_user_and_member_select_the_tools(peer: Peer, hall: Hall, pe
     assert member("one").status == "connected"
     eventually(lambda: Call.objects.filter(requested_by=bob, status="succeeded").exists())
     assert hall.manage("mcp_stdio", "--user", "nobody").stderr == (
-        "CommandError: no user 'nobody'; make one with: manage.py create_user nobody\n"
+        "CommandError: no user 'nobody'; make one with: guildhall create_user nobody\n"
     )
     assert "no member 'nobody' is in the roster" in hall.manage("mcp_stdio", "--member", "nobody").stderr
+
+
+def test_in_search_mode_the_agent_finds_and_calls_the_tools(peer: Peer, hall: Hall, peers: list[Peer]) -> None:
+    peers.append(Peer(hall, "--search-mode"))
+    agent = peers[-1]
+    assert "find_tools" in agent.begin()["result"]["instructions"]
+    listed = [tool["name"] for tool in agent.ask("tools/list")["result"]["tools"]]
+    assert listed == ["find_tools", "call_read", "call_write"]
+    found = json.loads(agent.text("find_tools", query="one__echo"))["tools"]
+    assert [tool["name"] for tool in found] == ["one__echo"]
+    assert agent.text("call_write", name="one__echo", arguments={"text": "hi"}) == "hi"
+    eventually(lambda: Call.objects.filter(member__name="one", tool_name="echo", status="succeeded").exists())
+    refusal = hall.manage("mcp_stdio", "--member", "one", "--search-mode").stderr
+    assert "not allowed with argument" in refusal
 
 
 # The end ----------------------------------------------------------------------------------------------------------

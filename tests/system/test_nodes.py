@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from mcp_runtime.calls.queue_watch import SWEEP_SECONDS
 from mcp_runtime.control.notify import hall_exchange
 from roster.models import Call
 from tests.conftest import eventually, needs_service
+from tests.storm.proxy import Proxy
 from tests.support.hall import PATIENCE, call, member, queue, wait_for_end_of, wait_for_status
 from tests.support.machine import take_alone
 from tests.support.nodes import (
@@ -27,6 +29,7 @@ from tests.support.nodes import (
 )
 
 pytestmark = pytest.mark.services
+BROKER_SECONDS = 3.0  # the longest wait for a broker that does not answer
 
 
 @pytest.mark.skipif(connection.vendor != "sqlite", reason="PostgreSQL has several nodes")
@@ -177,6 +180,51 @@ def test_a_call_starts_long_before_the_sweep_on_whichever_node_its_member_is(
     for machine in (first, second):
         for name in ("one", "two"):
             assert seconds_in_queue(machine, name) < SWEEP_SECONDS / 2
+
+
+QUEUE_AND_TIME = """
+import time
+from mcp_runtime.control.calls import queue_call
+from mcp_runtime.calls.transitions import Requester
+for number in range(5):
+    began = time.monotonic()
+    queue_call({name!r}, "echo", {{"text": "hi"}}, requester=Requester("command"))
+    print(time.monotonic() - began)
+"""
+
+
+def queue_elsewhere(machine: Machine, name: str) -> list[float]:
+    """Another process queues calls. Returns how many seconds it needed for each."""
+    result = machine.manage("shell", "--no-imports", "-c", QUEUE_AND_TIME.format(name=name), timeout=120)
+    assert result.returncode == 0, result.stderr
+    return [float(line) for line in result.stdout.split()]
+
+
+@on_postgresql
+@pytest.mark.alone
+def test_without_the_broker_calls_wait_for_the_sweep_and_afterwards_it_is_used_again(
+    make_node: Callable[[str], Machine], broker_url: str
+) -> None:
+    parts = urlsplit(broker_url)
+    proxy = Proxy(parts.hostname or "127.0.0.1", parts.port or 5672)
+    user, at, _ = parts.netloc.rpartition("@")
+    try:
+        url = parts._replace(netloc=user + at + proxy.address).geturl()
+        first, second = two_nodes(make_node, "one", broker_url=url)
+        take_alone()
+        # It lets connections stay open and answers nothing; its connections end, and it cannot be reached.
+        for fault, machine in ((proxy.mute, first), (proxy.kill, second)):
+            fault()
+            assert max(queue_elsewhere(machine, "one")) < BROKER_SECONDS
+            calls = Call.objects.order_by("-pk")[:5]
+            eventually(lambda calls=calls: all(row.finished_at for row in calls.all()), within=PATIENCE)
+            waits = [row.started_at - row.queued_at for row in calls.all() if row.started_at]
+            assert max(wait.total_seconds() for wait in waits) < 2 * SWEEP_SECONDS
+            proxy.heal()
+            eventually(lambda: seconds_in_queue(second, "one") < SWEEP_SECONDS / 2, within=2 * PATIENCE)
+        assert first.row.lease_id is not None
+    finally:
+        proxy.close()
 
 
 @on_postgresql

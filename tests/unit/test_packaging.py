@@ -106,6 +106,11 @@ def test_published_ports_are_local() -> None:
     assert all(port.startswith("127.0.0.1:") for ports in ports_by_service.values() for port in ports)
 
 
+def test_the_web_can_ask_the_gateway_of_the_runtime() -> None:
+    assert environment("runtime")["GUILD_HALL_NODE_URL"] == "http://runtime:8200"
+    assert environment("web")["GUILD_HALL_PLAIN_HTTP_HOSTS"].split(",")[0] == "runtime"
+
+
 def test_no_password_has_a_default() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     for variable, default in re.findall(r"\$\{(\w*PASSWORD)(:.[^}]*)\}", text):
@@ -190,7 +195,7 @@ def test_the_image_does_not_run_as_root_and_has_a_supported_python() -> None:
 
 
 def test_the_image_contains_only_the_product() -> None:
-    assert copied_sources() == {*PRODUCT, "guild-members", "requirements.txt"}
+    assert copied_sources() == {*PRODUCT, "guild-members", "requirements.txt", "requirements-oidc.txt"}
     assert all((ROOT / source).exists() for source in copied_sources())
     ignore_lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignore_lines[0] == "*"
@@ -251,11 +256,17 @@ def test_every_package_that_the_product_imports_is_required() -> None:
     # Optional, and only in the one program that runs an agent.
     assert modules.pop("claude_agent_sdk") == {"mcp_runtime/agents/host.py"}
     assert "claude-agent-sdk" in requirements("requirements-agent.txt")
+    # Optional, and only with single sign-on.
+    own = {"roster/single_sign_on/backend.py", "roster/single_sign_on/views.py"}
+    assert modules.pop("mozilla_django_oidc") == own
+    assert modules.pop("jwt") == {"mcp_runtime/oauth/signed_tokens.py"}
+    assert set(requirements("requirements-oidc.txt")) == {"mozilla-django-oidc", "pyjwt"}
     assert not_required(modules, set(requirements("requirements.txt"))) == {}
 
 
 def test_every_package_that_tests_and_bench_import_is_required() -> None:
-    required = {*requirements("requirements.txt"), *requirements("requirements-dev.txt")}
+    names = ("requirements.txt", "requirements-oidc.txt", "requirements-dev.txt")
+    required = {requirement for name in names for requirement in requirements(name)}
     paths = [path for folder in ("tests", "bench") for path in (ROOT / folder).rglob("*.py")]
     # npm contains Python files, and the peers of the benchmark have whole environments.
     modules = imported_modules(path for path in paths if not {"node_modules", ".peers"} & set(path.parts))
@@ -267,7 +278,7 @@ def test_every_package_that_tests_and_bench_import_is_required() -> None:
     assert not_required(modules, {*required, "psycopg-pool"}) == {}
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-dev.txt"])
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-oidc.txt", "requirements-dev.txt"])
 def test_installed_versions_fulfil_the_requirements(name: str) -> None:
     for requirement in requirements(name).values():
         assert requirement.specifier.contains(metadata.version(requirement.name), prereleases=True), requirement
@@ -275,7 +286,8 @@ def test_installed_versions_fulfil_the_requirements(name: str) -> None:
 
 def test_requirements_have_an_upper_version_limit() -> None:
     """A new major version is tried before users get it."""
-    for requirement in [*requirements("requirements.txt").values(), *requirements("requirements-agent.txt").values()]:
+    names = ("requirements.txt", "requirements-agent.txt", "requirements-oidc.txt")
+    for requirement in [requirement for name in names for requirement in requirements(name).values()]:
         assert {specifier.operator for specifier in requirement.specifier} & {"~=", "<", "=="}, requirement
 
 
@@ -293,6 +305,7 @@ case "$*" in
   *"import django"*) test -e works && echo works ;;
   "-m venv"*) echo "venv" >> log; mkdir -p .venv/bin; cp "$0" .venv/bin/python; touch .venv/pyvenv.cfg ;;
   *"pip "*) echo "pip $*" | sed 's/.*install -r/install/' >> log; test ! -e broken && touch works ;;
+  "-m guildhall.entry_point .venv/bin/guildhall") ;;
   "manage.py up") echo "up" >> log ;;
   *) echo "what? $*" >> log ;;
 esac

@@ -78,7 +78,7 @@ def manage(*argv: str, data_dir: Path, **environment: str) -> subprocess.Complet
 
 
 def read_variables() -> Iterator[str]:
-    """Every variable that the product reads from the environment, directly or through a helper of settings.py."""
+    """Every variable that the product reads from the environment, directly or through a helper of environment.py."""
     for part in PRODUCT:
         for path in [ROOT / part] if part.endswith(".py") else sorted((ROOT / part).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -129,6 +129,92 @@ def test_the_labels_of_a_node_are_separated_by_commas(load: Load) -> None:
     assert load(GUILD_HALL_NODE_LABELS="gpu, eu-west.1,")["GUILD_HALL_NODE_LABELS"] == ["gpu", "eu-west.1"]
 
 
+OIDC = {
+    "GUILD_HALL_OIDC_ISSUER": "https://login.example.com/realms/staff/",
+    "GUILD_HALL_OIDC_CLIENT_ID": "hall",
+    "GUILD_HALL_OIDC_CLIENT_SECRET": "a secret",
+    "GUILD_HALL_OIDC_ALLOW": "@example.com, groups=staff",
+}
+
+
+def test_single_sign_on_is_off_without_an_issuer(load: Load) -> None:
+    values = load(GUILD_HALL_OIDC_CLIENT_ID="hall", GUILD_HALL_OIDC_ALLOW="everybody")
+    assert values["GUILD_HALL_OIDC_ISSUER"] == ""
+    assert values["AUTHENTICATION_BACKENDS"] == ["django.contrib.auth.backends.ModelBackend"]
+
+
+def test_the_values_of_single_sign_on_are_lists_of_names(load: Load) -> None:
+    values = load(**OIDC, GUILD_HALL_OIDC_GROUPS="*=viewer, /a=b/team = operator,7d0f8a35-3c1c=two words")
+    assert values["GUILD_HALL_OIDC_ISSUER"] == "https://login.example.com/realms/staff"
+    assert values["GUILD_HALL_OIDC_ALLOW"] == ["@example.com", "groups=staff"]
+    groups = [("*", "viewer"), ("/a=b/team", "operator"), ("7d0f8a35-3c1c", "two words")]
+    assert values["GUILD_HALL_OIDC_GROUPS"] == groups
+    assert "roster.login_backends.ProviderBackend" in values["AUTHENTICATION_BACKENDS"]
+
+
+def test_without_passwords_no_backend_checks_one(load: Load) -> None:
+    values = load(**OIDC, GUILD_HALL_OIDC_ONLY="1")
+    names = ["roster.login_backends.LinkBackend", "roster.login_backends.ProviderBackend"]
+    assert values["AUTHENTICATION_BACKENDS"] == names
+
+
+def test_the_client_secret_can_be_in_a_file_that_no_member_may_read(load: Load, tmp_path: Path) -> None:
+    file = tmp_path / "oidc"
+    file.write_text("from a file\n")
+    others = {name: value for name, value in OIDC.items() if name != "GUILD_HALL_OIDC_CLIENT_SECRET"}
+    values = load(**others, GUILD_HALL_OIDC_CLIENT_SECRET_FILE=str(file))
+    assert values["GUILD_HALL_OIDC_CLIENT_SECRET"] == "from a file"
+    assert file in values["PRIVATE_PLACES"]
+    with pytest.raises(ImproperlyConfigured, match="only one of them"):
+        load(**OIDC, GUILD_HALL_OIDC_CLIENT_SECRET_FILE=str(file))
+
+
+@pytest.mark.parametrize("missing", sorted(OIDC.keys() - {"GUILD_HALL_OIDC_ISSUER"}))
+def test_an_issuer_needs_a_client_and_who_may_come_in(load: Load, missing: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=f"^GUILD_HALL_OIDC_ISSUER: .*{missing}"):
+        load(**{name: value for name, value in OIDC.items() if name != missing})
+
+
+def test_an_outside_issuer_is_that_of_single_sign_on(load: Load) -> None:
+    own = {"GUILD_HALL_SIGN_IN_ISSUER": "https://login.example.com/realms/staff/"}
+    assert load(**OIDC, **own)["GUILD_HALL_SIGN_IN_SCOPES"] == [("mcp", "all")]
+    values = load(**OIDC, **own, GUILD_HALL_SIGN_IN_SCOPES="api://hall/notes=notes, w=set:w,a=b=all")
+    assert values["GUILD_HALL_SIGN_IN_ISSUER"] == own["GUILD_HALL_SIGN_IN_ISSUER"]  # with the slash
+    assert values["GUILD_HALL_SIGN_IN_SCOPES"] == [("api://hall/notes", "notes"), ("w", "set:w"), ("a=b", "all")]
+    for wrong in ({"GUILD_HALL_SIGN_IN": "0"}, {"GUILD_HALL_OIDC_ISSUER": "https://login.example.com/realms/other"}):
+        with pytest.raises(ImproperlyConfigured, match=r"^GUILD_HALL_SIGN_IN_ISSUER: .*give"):
+            load(**{**OIDC, **own, **wrong})
+
+
+def test_the_keys_of_an_outside_issuer_come_with_https(tmp_path: Path) -> None:
+    own = {
+        "GUILD_HALL_SIGN_IN_ISSUER": OIDC["GUILD_HALL_OIDC_ISSUER"],
+        "GUILD_HALL_SIGN_IN_JWKS_URL": "http://login.example.com/keys",
+    }
+    process = manage("check", data_dir=tmp_path / "var", **OIDC, **own)
+    assert process.returncode != 0
+    assert "GUILD_HALL_SIGN_IN_JWKS_URL: login.example.com is another machine" in process.stderr
+
+
+def test_without_the_library_the_start_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *a: None if name == 'mozilla_django_oidc' else find(name, *a)\n"
+    )
+    process = manage("check", data_dir=tmp_path / "var", PYTHONPATH=str(tmp_path), **OIDC)
+    assert process.returncode != 0
+    assert "the library for single sign-on is not installed" in process.stderr
+    assert "pip install -r requirements-oidc.txt" in process.stderr
+
+
+def test_an_issuer_on_another_machine_needs_https(tmp_path: Path) -> None:
+    process = manage(
+        "check", data_dir=tmp_path / "var", **{**OIDC, "GUILD_HALL_OIDC_ISSUER": "http://login.example.com"}
+    )
+    assert process.returncode != 0
+    assert "GUILD_HALL_OIDC_ISSUER: login.example.com is another machine" in process.stderr
+
+
 def test_the_secret_key_can_be_in_another_file_and_no_member_may_read_it(load: Load, tmp_path: Path) -> None:
     assert load()["SECRET_KEY"] == (tmp_path / "var" / "secret-key").read_text()
     file = tmp_path / "key"
@@ -152,11 +238,22 @@ def test_an_empty_value_gives_the_default(load: Load) -> None:
     names = SETTINGS.keys() - {"GUILD_HALL_ADMIN_PASSWORD", "GUILD_HALL_DATA_DIR"}
     assert load(**dict.fromkeys(names, " "))["GUILD_HALL_PORT"] == 8000
 
+    # Wrong values -----------------------------------------------------------------------------------------------------
 
-# Wrong values -----------------------------------------------------------------------------------------------------
+    # Refused by settings.py itself, for every command.
 
-# Refused by settings.py itself, for every command.
+
 WRONG_VALUES = [
+    ("GUILD_HALL_SIGN_IN_ISSUER", "login.example.com"),
+    ("GUILD_HALL_SIGN_IN_ISSUER", "https://login.example.com"),  # without single sign-on
+    ("GUILD_HALL_SIGN_IN_AUDIENCE", "ä"),
+    ("GUILD_HALL_SIGN_IN_AUDIENCE", "api://hall"),  # without an issuer, as those below
+    ("GUILD_HALL_SIGN_IN_JWKS_URL", "file:///keys"),
+    ("GUILD_HALL_SIGN_IN_JWKS_URL", "https://login.example.com/keys"),
+    *(("GUILD_HALL_SIGN_IN_SCOPES", value) for value in ("mcp", "mcp=", "=all", "mcp=a b", "a=all,b/a=all", "mcp=all")),
+    *(("GUILD_HALL_SIGN_IN_SUBJECT_CLAIM", value) for value in ("two words", "uid")),
+    ("GUILD_HALL_SIGN_IN", "yes"),
+    ("GUILD_HALL_SIGN_IN_PUBLISHED", "yes"),
     *((name, value) for name in BOUNDED for value in ("many", "1.5", "-1")),
     *(("GUILD_HALL_PORT_RANGE", value) for value in ("20000", "19999-20010", "29990-30001", "20010-20000", "a-b")),
     ("GUILD_HALL_DATA_DIR", "/dev/null/var"),
@@ -177,6 +274,7 @@ WRONG_VALUES = [
     *(("GUILD_HALL_NODE_URL", value) for value in ("node-b:8200", "http://node-b", "http://b:8200/x", "ftp://b:1")),
     *(("GUILD_HALL_NODE_URL", value) for value in ("http://b:0", "http://b:70000", "http://user@b:8200")),
     *(("GUILD_HALL_WEB_URL", value) for value in ("hall.example.com", "ftp://hall", "http://a@b", "https://hall/?x")),
+    *(("GUILD_HALL_GATEWAY_URL", value) for value in ("gateway.example.com", "https://gateway/?x")),
     *(
         ("GUILD_HALL_WEB_URL", value)
         for value in ("http://hall:70000", "https://hall//", "https://hall/a b", "http://")
@@ -189,12 +287,27 @@ WRONG_VALUES = [
     ("GUILD_HALL_NODE_CERTIFICATE", sys.executable),  # without an address that begins with https
     ("GUILD_HALL_CONTRACTS", "holds"),
     ("GUILD_HALL_TRUSTED_ORIGINS", "hall.example.com"),
+    *(("GUILD_HALL_OIDC_ISSUER", value) for value in ("login.example.com", "ftp://a", "https://a@b", "https://a/?x")),
+    ("GUILD_HALL_OIDC_ISSUER", "https://login.example.com"),  # without a client
+    ("GUILD_HALL_OIDC_NAME", "n" * 61),
+    *(("GUILD_HALL_OIDC_CLIENT_ID", value) for value in ("a\nb", "ä", "a" * 1001)),
+    *(("GUILD_HALL_OIDC_CLIENT_SECRET", value) for value in ("a\nb", "ä")),
+    *(("GUILD_HALL_OIDC_CLIENT_SECRET_FILE", value) for value in ("/nowhere/at/all", "/", "/dev/null", sys.executable)),
+    *(("GUILD_HALL_OIDC_SCOPES", value) for value in ("profile", 'openid "a"', "openid \\")),
+    *(("GUILD_HALL_OIDC_USERNAME_CLAIM", value) for value in ("two words", "a=b")),
+    *(("GUILD_HALL_OIDC_GROUPS_CLAIM", value) for value in ("two words", "a=b")),
+    *(
+        ("GUILD_HALL_OIDC_ALLOW", value)
+        for value in ("example.com", "jane@example.com", "@example", "everybody,@a.b", "=a", "a=", "nobody")
+    ),
+    *(("GUILD_HALL_OIDC_GROUPS", value) for value in ("engineering", "=operator", "engineering=", "a=b,c")),
     *(("GUILD_HALL_PLAIN_HTTP_HOSTS", value) for value in ("http://mcp.example.com", "mcp.example.com/x", "*")),
 ]
 # Refused by the system checks, which run first in every command except those for authors.
 WRONG_COMBINATIONS = [
     ("GUILD_HALL_MEMBERS_DIR", {"GUILD_HALL_MEMBERS_DIR": "/nowhere/at/all"}),
     ("GUILD_HALL_GATEWAY_PORT", {"GUILD_HALL_PORT": "8100"}),
+    ("GUILD_HALL_OIDC_ISSUER", {"GUILD_HALL_OIDC_ONLY": "1"}),
 ]
 # Refused by `up`, which tries to listen there.
 WRONG_ADDRESSES = [("GUILD_HALL_HOST", "192.0.2.1"), ("GUILD_HALL_HOST", "no such host")]

@@ -2,6 +2,7 @@
 
     routing                 chooses the handler of a method; has the handlers that need no member
     introductions           the results of initialize and server/discover
+    search                  calls of the tools that find and call all others
     tools                   tools/call, at every path; each call goes into the call log
     roster                  methods of the roster as one server
     member                  methods at a member's own path, which go to that member

@@ -13,12 +13,17 @@ from mcp_runtime.gateway.programs import Program, Programs
 from mcp_runtime.gateway.tool_sets import OfferedSet
 from mcp_runtime.gateway.upstream.routes import Upstream
 from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
+from mcp_runtime.members import search_tools
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.jsonrpc import object_of
 from mcp_runtime.security.access import Principal
 
 INSTRUCTIONS = "Tools of several servers, each named server__tool. A server that does not run is started by a call."
 INSTRUCTIONS_OF_SET = "Tools of several servers. A server that does not run is started by a call."
+INSTRUCTIONS_OF_SEARCH = (
+    f"There are more tools than the list shows. Find them with {search_tools.FIND_TOOLS}, and call them with "
+    f"{search_tools.CALL_READ} or {search_tools.CALL_WRITE}."
+)
 
 
 class Introductions:
@@ -38,13 +43,13 @@ class Introductions:
         self._programs.note(principal.owner, program)
         return program
 
-    def welcome(self, place: Place, version: str) -> dict[str, Any]:
+    def welcome(self, place: Place, principal: Principal, version: str) -> dict[str, Any]:
         """Return the result of `initialize`."""
-        return {"protocolVersion": version, **self._introduction(place)}
+        return {"protocolVersion": version, **self._introduction(place, principal)}
 
     async def discovery(self, place: Place, client: Client) -> dict[str, Any]:
         """Return the result of `server/discover`. At a member's path, ask the member itself."""
-        introduction = self._introduction(place)
+        introduction = self._introduction(place, client.principal)
         if place.member is not None:
             member = self._members.get(place.member)
             await self._members.require_own(member)
@@ -73,21 +78,26 @@ class Introductions:
         info = object_of(object_of(result.get("_meta")).get(f"{mcp.META}serverInfo"))
         return introduction | ({"serverInfo": info} if info else {})
 
-    def _introduction(self, place: Place) -> dict[str, Any]:
-        if place.selection.tool_set:
-            return self._introduction_of_set(place.selection)
+    def _introduction(self, place: Place, principal: Principal) -> dict[str, Any]:
         if place.member is None:
-            return {
-                "capabilities": self._capabilities(place.selection),
-                "serverInfo": {"name": mcp.HALL_NAME, "version": mcp.HALL_VERSION},
-                "instructions": INSTRUCTIONS,
-            }
+            introduce = self._introduction_of_set if place.selection.tool_set else self._introduction_of_roster
+            introduction = introduce(place.selection)
+            if place.is_searched_by(principal):
+                introduction["instructions"] += f" {INSTRUCTIONS_OF_SEARCH}"
+            return introduction
         member = self._members.get(place.member)
         introduction = {
             "capabilities": tasks.offered_capabilities(_with_list_changes(member.capabilities)),
             "serverInfo": {"version": "", **member.server_info, "name": member.server_info.get("name") or member.name},
         }
         return introduction | ({"instructions": member.instructions} if member.instructions else {})
+
+    def _introduction_of_roster(self, selection: Selection) -> dict[str, Any]:
+        return {
+            "capabilities": self._capabilities(selection),
+            "serverInfo": {"name": mcp.HALL_NAME, "version": mcp.HALL_VERSION},
+            "instructions": INSTRUCTIONS,
+        }
 
     def _introduction_of_set(self, selection: Selection) -> dict[str, Any]:
         name = selection.tool_set

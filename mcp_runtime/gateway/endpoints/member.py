@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from functools import partial
 
 from msgspec import Raw
@@ -11,12 +12,14 @@ from msgspec import Raw
 from mcp_runtime.client import quick_json
 from mcp_runtime.contracts.canonical import version_of
 from mcp_runtime.gateway import envelope, tasks
-from mcp_runtime.gateway.catalog import LISTS, Extras, OfferedMember
+from mcp_runtime.gateway.catalog import KEYS, LISTS, Extras, OfferedMember
 from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, join_entries, list_result, note_subscription, result
+from mcp_runtime.gateway.holds import Holds
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Reply, Request
 from mcp_runtime.gateway.upstream.relay import Relay
 from mcp_runtime.gateway.upstream.routes import Upstream
+from mcp_runtime.members.extras import CONTRACTS
 from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import ClientError, MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS
@@ -28,8 +31,9 @@ LIST_TIMEOUT = 5.0  # to request a list from a member. After that, use the one i
 class MemberEndpoints:
     """Serves the methods that have no handler for all paths (routing.py)."""
 
-    def __init__(self, members: Members, upstream: Upstream, relay: Relay, rewriting: Rewriting) -> None:
+    def __init__(self, members: Members, holds: Holds, upstream: Upstream, relay: Relay, rewriting: Rewriting) -> None:
         self._members = members
+        self._holds = holds
         self._upstream = upstream
         self._relay = relay
         self._rewriting = rewriting
@@ -47,6 +51,7 @@ class MemberEndpoints:
             raise MethodError(INVALID_PARAMS, f"this token may use only single tools of member {name!r}")
         if request.method in LISTS:
             return await self._list_of_member(member, request)
+        self._holds.require_usable(name, request)
         reply = await ask(self._relay, member, request)
         note_subscription(request, name, request.params.get("uri", ""))
         if request.task is None:
@@ -61,10 +66,8 @@ class MemberEndpoints:
             with contextlib.suppress(TimeoutError, ClientError):
                 async with asyncio.timeout(LIST_TIMEOUT):
                     reply = await self._relay.ask(member, request)
-                    if request.method != "tools/list":
-                        return reply
-                    narrow = partial(_narrow_tools, member, request.client.principal)
-                    return await self._rewriting.rewrite(reply, request, narrow)
+                    narrow = self._narrowing(member, request)
+                    return reply if narrow is None else await self._rewriting.rewrite(reply, request, narrow)
         if "cursor" in request.params:
             raise MethodError(INVALID_PARAMS, "unknown cursor: the list has one page")
         kind = LISTS[request.method]
@@ -78,6 +81,17 @@ class MemberEndpoints:
             request.client.principal.owner, partial(join_entries, encoded), size
         )
         return list_result(request, kind, entries)
+
+    def _narrowing(self, member: OfferedMember, request: Request) -> Callable[[bytes], bytes] | None:
+        """Return what leaves parts out of the list of a member. None if nothing can be left out."""
+        kind = LISTS[request.method]
+        if kind == "tools":
+            return partial(_narrow_tools, member, request.client.principal)
+        extras = self._members.roster.extras.get(member.name, Extras())
+        needs_agreement = kind in CONTRACTS and member.holds_changes
+        if not (needs_agreement or extras.listed.hidden(kind)):
+            return None
+        return partial(_narrow_extras, extras, kind, needs_agreement)
 
 
 def _narrow_tools(member: OfferedMember, principal: Principal, body: bytes) -> bytes:
@@ -98,6 +112,31 @@ def _narrow_tools(member: OfferedMember, principal: Principal, body: bytes) -> b
     if len(visible_tools) == len(tools) and not member.holds_changes:
         return body
     return envelope.encode(jsonrpc.result_response(answer.id, {**result, "tools": visible_tools}))
+
+
+def _narrow_extras(extras: Extras, kind: str, needs_agreement: bool, body: bytes) -> bytes:
+    """Return a member's prompts, resources or resource templates without those that are held or disabled.
+
+    If the hall holds changes of the list, only those stay that are as the hall listed them, in its bytes.
+    """
+    answer = envelope.read(body)
+    result = envelope.fields(answer.result)
+    if not isinstance(result.get(kind), Raw):
+        return body
+    known = {entry.key: entry.own_json for entry in extras.entries(kind)}
+    hidden = extras.listed.hidden(kind)
+    visible_entries = []
+    for part in envelope.items(result[kind]):
+        key = envelope.text(envelope.fields(part).get(KEYS[kind]))
+        if not needs_agreement:
+            visible_entries += [] if key in hidden else [part]
+        elif key in known and _is_same(known[key], part):
+            visible_entries.append(Raw(known[key]))
+    return envelope.encode(jsonrpc.result_response(answer.id, {**result, kind: visible_entries}))
+
+
+def _is_same(known: bytes, part: Raw) -> bool:
+    return version_of(quick_json.decode(known)) == version_of(quick_json.decode(bytes(part)))
 
 
 def _is_known(member: OfferedMember, name: str, tool: Raw) -> bool:

@@ -15,7 +15,9 @@ SUBSCRIBING = ("resources/subscribe", "resources/unsubscribe")
 NAMED_BY = {**mcp.NAMED_BY, **dict.fromkeys(SUBSCRIBING, "uri")}
 # The keys that this gateway checks, by their folded spelling, which lenient members may accept.
 CHECKED_KEYS = {method: {mcp.folded(key): key for key in suspended.INPUT_KEYS} for method in suspended.METHODS}
-CHECKED_KEYS["tools/call"] |= {"name": "name", "arguments": "arguments"}
+for _method in ("tools/call", "prompts/get"):
+    CHECKED_KEYS[_method] |= {"name": "name", "arguments": "arguments"}
+CHECKED_KEYS["resources/read"] |= {"uri": "uri"}
 WITH_ARGUMENTS = ("tools/call", "prompts/get")
 REFERENCES = {"ref/prompt": "name", "ref/resource": "uri"}
 

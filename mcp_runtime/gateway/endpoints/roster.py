@@ -8,6 +8,7 @@ from typing import Any
 from mcp_runtime.gateway import eras
 from mcp_runtime.gateway.catalog import LISTS, Selection, resource_uri
 from mcp_runtime.gateway.endpoints.answers import Rewriting, ask, list_result, note_subscription
+from mcp_runtime.gateway.holds import Holds
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Reply, Request
 from mcp_runtime.gateway.upstream.relay import Relay
@@ -22,8 +23,9 @@ MAX_OWNERS = 10  # members in an error
 class RosterEndpoints:
     """Serves lists from memory. Other requests go to the member in the listed name."""
 
-    def __init__(self, members: Members, relay: Relay, rewriting: Rewriting) -> None:
+    def __init__(self, members: Members, holds: Holds, relay: Relay, rewriting: Rewriting) -> None:
         self._members = members
+        self._holds = holds
         self._relay = relay
         self._rewriting = rewriting
 
@@ -34,7 +36,7 @@ class RosterEndpoints:
         return list_result(request, kind, self._members.roster.list_of(kind, request.client.principal, selection))
 
     async def get_prompt(self, selection: Selection, request: Request) -> Reply:
-        target = self._members.roster.prompt(request.params["name"])
+        target = self._prompt(request.params["name"])
         return await self._ask_owner(target, selection, request, {"name": target[1]} if target else {})
 
     async def ask_about_resource(self, selection: Selection, request: Request) -> Reply:
@@ -52,14 +54,23 @@ class RosterEndpoints:
             raise _not_found_error(request)
         member, requested_uri = self._members.get(target[0]), request.params.get("uri")
         request.params = {**request.params, **own_params}
+        self._holds.require_usable(member.name, request)
         request.deadline.set(member.timeout, f"{request.method} of member {member.name!r}", member.name)
         reply = await ask(self._relay, member, request)
         requested_uris = {target[1]: requested_uri} if isinstance(requested_uri, str) else {}
         return await self._rewriting.with_links(reply, request, member.name, requested_uris)
 
+    def _prompt(self, listed_name: str) -> tuple[str, str] | None:
+        """Return the member and own name of a prompt, which may be held or disabled."""
+        return self._members.roster.prompt(listed_name) or self._members.roster.blocked_prompt(listed_name)
+
     def _resource(self, uri: str, principal: Principal, selection: Selection) -> tuple[str, str] | None:
-        """Return the member and own URI of a resource. Raise MethodError if several members may have it."""
-        owners = self._members.roster.owners_of(uri, principal, selection)
+        """Return the member and own URI of a resource, which may be held or disabled.
+
+        Raise MethodError if several members may have it.
+        """
+        roster = self._members.roster
+        owners = roster.owners_of(uri, principal, selection) or roster.blocked_owners_of(uri, principal, selection)
         if len(owners) < 2:
             return owners[0] if owners else None
         listed_uris = [resource_uri(member, own_uri) for member, own_uri in owners[:MAX_OWNERS]]
@@ -68,9 +79,9 @@ class RosterEndpoints:
 
     async def complete(self, selection: Selection, request: Request) -> Reply:
         ref = request.params["ref"]
-        roster, principal = self._members.roster, request.client.principal
+        principal = request.client.principal
         if ref["type"] == "ref/prompt":
-            target, key = roster.prompt(ref["name"]), "name"
+            target, key = self._prompt(ref["name"]), "name"
         else:
             target, key = self._resource(ref["uri"], principal, selection), "uri"
         own_params = {"ref": {**ref, key: target[1]}} if target else {}

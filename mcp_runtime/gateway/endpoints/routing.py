@@ -11,10 +11,12 @@ from mcp_runtime.gateway.endpoints.introductions import Introductions
 from mcp_runtime.gateway.endpoints.member import MemberEndpoints
 from mcp_runtime.gateway.endpoints.params import PLAIN, SUBSCRIBING, require_params
 from mcp_runtime.gateway.endpoints.roster import RosterEndpoints
+from mcp_runtime.gateway.endpoints.search import SearchTools
 from mcp_runtime.gateway.endpoints.tools import ToolCalls
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Reply, Request
 from mcp_runtime.gateway.upstream.sessions import UpstreamSessions
+from mcp_runtime.members import search_tools
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import MethodError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
@@ -29,12 +31,15 @@ class Endpoints:
         members: Members,
         introductions: Introductions,
         tools: ToolCalls,
+        search: SearchTools,
         roster: RosterEndpoints,
         member: MemberEndpoints,
     ) -> None:
         self._upstream_sessions = upstream_sessions
         self._members = members
         self._introductions = introductions
+        self._tools = tools
+        self._search = search
         self._member = member
         # At every path: methods without a member, and tools/call, which checks permissions for each tool.
         self._common_handlers: dict[str, Callable[[Place, Request], Awaitable[Reply]]] = {
@@ -42,7 +47,7 @@ class Endpoints:
             "initialize": self._reject_initialize,
             "server/discover": self._discover,
             "logging/setLevel": self._set_level,
-            "tools/call": tools.answer,
+            "tools/call": self._call_tool,
         }
         # At the roster as one server. At a member's own path these go to the member, as every unknown method does.
         # Therefore a method that names or lists tools belongs above, or must be filtered in member.py. Otherwise it
@@ -111,6 +116,11 @@ class Endpoints:
 
     async def _discover(self, place: Place, request: Request) -> Reply:
         return result(request, await self._introductions.discovery(place, request.client))
+
+    async def _call_tool(self, place: Place, request: Request) -> Reply:
+        if request.params["name"] in search_tools.NAMES and place.is_searched_by(request.client.principal):
+            return await self._search.answer(place, request)
+        return await self._tools.answer(place, request)
 
     async def _set_level(self, _: Place, request: Request) -> Reply:
         level, session = request.params.get("level"), request.client.session

@@ -16,6 +16,7 @@ from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Answer, Client, Event, Reply, Request, Stream
 from mcp_runtime.gateway.peers import ElsewhereError
 from mcp_runtime.gateway.upstream.relay import Relay
+from mcp_runtime.members.search_tools import FIND_TOOLS
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ClientError, MethodError, ToolHeldError
 from mcp_runtime.protocol.jsonrpc import INVALID_PARAMS, object_of
@@ -34,33 +35,19 @@ class ToolCalls:
     async def answer(self, place: Place, request: Request) -> Reply:
         name: str = request.params["name"]
         if place.member is None:
-            member, tool = await self._at_roster(place, name, request.client)
-        else:
-            member, tool = await self._at_member(place, place.member, name, request.client)
+            member, tool = await self.find(place, name, request.client)
+            return await self.call(place, request, member, tool)
+        return await self.call(place, request, *await self._at_member(place, place.member, name, request.client))
+
+    async def call(self, place: Place, request: Request, member: OfferedMember, tool: OfferedTool | None) -> Reply:
+        """Send the call to its member. The params of the request have the listed name."""
         if tool is not None:
             request.places = tool.parameter_headers
-        own_name = tool.name if tool else name
         # Write the name again, so that the member reads the validated one, however it treats duplicate keys.
-        request.params = {**request.params, "name": own_name}
+        request.params = {**request.params, "name": tool.name if tool else request.params["name"]}
         if place.member is None:
             request.params = _without_task(request.params)
-        request.deadline.set(
-            member.timeout_of(own_name), f"tool {own_name[:100]!r} of member {member.name!r}", member.name
-        )
-        call = FinishedCall(
-            recorder=self._recorder,
-            member_id=member.pk,
-            member=member.name,
-            tool=own_name,
-            arguments=request.params.get("arguments"),
-            schema=tool.secretive_schema if tool else None,
-            principal=request.client.principal,
-            timeout=request.deadline.seconds,
-            version=tool.version if tool else "",
-            size=request.size,
-            program=request.client.program,
-            tool_set=place.selection.tool_set,
-        )
+        call = self._begin(place, request, member, tool)
         try:
             reply = await self._relay.ask(member, request)
         except ClientError as error:
@@ -77,11 +64,7 @@ class ToolCalls:
             error.end_call = call.record_failure
             raise
         except asyncio.CancelledError:
-            timed_out = request.deadline.timeout.expired() and not request.deadline.is_cancelled
-            if timed_out and not request.is_sent:
-                call.record_refusal(failures.unavailable(member.name, request.unsent_reason))
-            else:
-                call.record_abandonment(timed_out=timed_out)
+            _record_end_of_wait(call, request, member.name)
             raise
         if isinstance(reply, Answer):
             call.record_response(reply.body)
@@ -94,7 +77,26 @@ class ToolCalls:
             return reply
         return await self._rewriting.rewrite(reply, request, partial(_with_task, owner, member.pk, "task" in params))
 
-    async def _at_roster(self, place: Place, name: str, client: Client) -> tuple[OfferedMember, OfferedTool | None]:
+    def _begin(self, place: Place, request: Request, member: OfferedMember, tool: OfferedTool | None) -> FinishedCall:
+        """Set the deadline of the call, and return its record."""
+        name = request.params["name"]
+        request.deadline.set(member.timeout_of(name), f"tool {name[:100]!r} of member {member.name!r}", member.name)
+        return FinishedCall(
+            recorder=self._recorder,
+            member_id=member.pk,
+            member=member.name,
+            tool=name,
+            arguments=request.params.get("arguments"),
+            schema=tool.secretive_schema if tool else None,
+            principal=request.client.principal,
+            timeout=request.deadline.seconds,
+            version=tool.version if tool else "",
+            size=request.size,
+            program=request.client.program,
+            tool_set=place.selection.tool_set,
+        )
+
+    async def find(self, place: Place, name: str, client: Client) -> tuple[OfferedMember, OfferedTool]:
         """Return the member and the tool at the roster or in a tool set. Raise MethodError if it may not be called."""
         tool = self._selected_tool(place, name, client)
         if tool is None:
@@ -102,7 +104,7 @@ class ToolCalls:
             tool = self._selected_tool(place, name, client)
         if tool is None:
             self._require_not_held(place, name, client)
-            raise _unknown_tool(name)
+            raise _unknown_tool(place, name, client)
         return self._members.roster.members[tool.member], tool
 
     def _selected_tool(self, place: Place, name: str, client: Client) -> OfferedTool | None:
@@ -111,8 +113,8 @@ class ToolCalls:
         if tool is None:
             return None
         if not client.principal.may_invoke(tool.member, tool.name):
-            if place.selection.tool_set:
-                raise _unknown_tool(name)  # the name in the set does not show the member, which may be reserved
+            if place.selection.tool_set:  # the name in the set does not show the member, which may be reserved
+                raise _unknown_tool(place, name, client)
             raise failures.forbidden(client.principal.name, tool.member, tool.name)
         if tool.needs_task:
             text = f"tool {tool.name[:100]!r} of member {tool.member!r} {mcp.NEEDS_TASK}"
@@ -134,7 +136,7 @@ class ToolCalls:
             tool = member.tools.get(name)
         if name in member.hidden or (tool is None and member.holds_changes):
             self._require_not_held(place, name, client)
-            raise _unknown_tool(name)
+            raise _unknown_tool(place, name, client)
         if not client.principal.may_invoke(member_name, name):
             raise failures.forbidden(client.principal.name, member_name, name)
         return member, tool
@@ -164,14 +166,28 @@ class ToolCalls:
                 raise reason from error
 
         def free() -> None:
-            call.record_abandonment(timed_out=request.deadline.timeout.expired() and not request.deadline.is_cancelled)
+            call.record_abandonment(timed_out=_has_timed_out(request))
 
         return Stream(events(), free, inner=stream, again=events)
 
 
-def _unknown_tool(name: str) -> MethodError:
+def _record_end_of_wait(call: FinishedCall, request: Request, member: str) -> None:
+    """Nobody waits for the call any more, because its deadline passed, or its client cancelled it or left."""
+    timed_out = _has_timed_out(request)
+    if timed_out and not request.is_sent:
+        call.record_refusal(failures.unavailable(member, request.unsent_reason))
+    else:
+        call.record_abandonment(timed_out=timed_out)
+
+
+def _has_timed_out(request: Request) -> bool:
+    return request.deadline.timeout.expired() and not request.deadline.is_cancelled
+
+
+def _unknown_tool(place: Place, name: str, client: Client) -> MethodError:
     text = f"unknown tool {name[:100]!r}: there is none, or it is disabled, or its member is disabled"
-    return MethodError(INVALID_PARAMS, f"{text}; see tools/list")
+    hint = f"find tools with {FIND_TOOLS}" if place.is_searched_by(client.principal) else "see tools/list"
+    return MethodError(INVALID_PARAMS, f"{text}; {hint}")
 
 
 def _without_task(params: dict[str, Any]) -> dict[str, Any]:

@@ -54,11 +54,15 @@ class ClientStreams:
         questions: Questions,
         members: Members,
         hop: Hop,
+        principal_of: Callable[[bytes | None], Awaitable[Principal]],
     ) -> None:
+        """`principal_of` returns the principal of an Authorization header, with its rights of now, or raises."""
         self._upstream = upstream
         self._upstream_sessions = upstream_sessions
         self._modern = modern
         self._members = members
+        self._principal_of = principal_of
+        self._access_changes = 0
         self._open_streams: set[OpenStream] = set()
         self._bytes = limits.bytes_of_streams()
         self._peer_streams = PeerStreams(hop)
@@ -81,7 +85,9 @@ class ClientStreams:
         self._require_room(client.principal)
         outbox = Outbox(client.principal.owner, self._bytes, exchange.abort)
         listen_id = message["id"] if message is not None else None
-        stream = OpenStream(place, client, outbox, exchange, message, subscriptions, listen_id)
+        stream = OpenStream(
+            place, client, outbox, exchange, message, subscriptions, listen_id, is_blocked=self._is_blocked
+        )
         self._note(stream)
         self._open_streams.add(stream)
         if (session := client.session) is not None:
@@ -90,6 +96,7 @@ class ClientStreams:
             session.outbox = stream.outbox
         open_stream = Stream(self._events(stream), partial(self._close, stream))
         try:
+            await self._renew_access(stream)  # a change reaches it from now on, but there may have been one before
             await self._resolve(stream)
             self._follow_members(stream)
             self._follow_peers(stream)
@@ -103,14 +110,13 @@ class ClientStreams:
             raise
         return open_stream
 
+    def _is_blocked(self, member: str, uri: str) -> bool:
+        extras = self._members.roster.extras.get(member)
+        return extras is not None and extras.listed.has_blocks and extras.listed.block_of_uri(uri) is not None
+
     def _require_room(self, principal: Principal) -> None:
-        of_user = [s.client.principal for s in self._open_streams if s.client.principal.user_id == principal.user_id]
-        of_token = sum(other.token_id == principal.token_id for other in of_user)
-        if (
-            len(self._open_streams) >= limits.MAX_STREAMS
-            or len(of_user) >= limits.MAX_STREAMS_OF_USER
-            or of_token >= limits.MAX_STREAMS_OF_TOKEN
-        ):
+        owners = (stream.client.principal.owner for stream in self._open_streams)
+        if not limits.has_room_for_stream(principal.owner, owners):
             raise TooManyStreamsError
 
     @staticmethod
@@ -131,30 +137,43 @@ class ClientStreams:
         stream.outbox.discard()
         stream.outbox.finish_sending()
 
-    @staticmethod
-    def accepted_filter(requested: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the supported part of a modern client's filter, within the limits."""
+    def accepted_filter(self, place: Place, requested: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the supported part of a modern client's filter, within the limits.
+
+        At a member's path it has no URIs that are held or disabled now.
+        """
         subscriptions: dict[str, Any] = {key: True for key in KINDS if requested.get(key) is True}
         uris = requested.get("resourceSubscriptions")
         if isinstance(uris, list) and all(isinstance(uri, str) for uri in uris):
             ends = itertools.accumulate(map(len, uris[: limits.MAX_SUBSCRIPTIONS]))
             uri_count = sum(end <= limits.MAX_SUBSCRIBED for end in ends)
-            subscriptions["resourceSubscriptions"] = uris[:uri_count]
+            accepted = uris[:uri_count]
+            if (member := place.member) is not None:
+                accepted = [uri for uri in accepted if not self._is_blocked(member, uri)]
+            subscriptions["resourceSubscriptions"] = accepted
         return subscriptions
 
-    async def access_changed(self, principal_of: Callable[[bytes | None], Awaitable[Principal]]) -> None:
+    async def access_changed(self) -> None:
         """After a change of permissions, update each stream to the new ones, or end it."""
+        self._access_changes += 1
         for stream in list(self._open_streams):
             try:
-                stream.client.principal = await principal_of(stream.client.authorization)
+                await self._renew_access(stream)
             except (AccessError, Error):  # without the database access cannot be checked. The client can reconnect
-                stream.outbox.close()
-                continue
-            member = stream.place.member
-            if member is not None and not stream.client.principal.may_see(member):
-                stream.outbox.close()
+                stream.outbox.discard()  # also what a slow client has not read, and what still comes for it
         self._listeners.readers_changed({stream.client.session for stream in self._open_streams})
         await self.roster_changed()  # their lists may be different now
+
+    async def _renew_access(self, stream: OpenStream) -> None:
+        """Give an open stream the rights of now. Raises what `principal_of` raises."""
+        changes = self._access_changes
+        principal = await self._principal_of(stream.client.authorization)
+        if changes != self._access_changes:
+            return  # it may be outdated, and `access_changed` knows the stream
+        stream.client.principal = principal
+        member = stream.place.member
+        if member is not None and not principal.may_see(member):
+            stream.outbox.discard()
 
     def close(self) -> None:
         for stream in list(self._open_streams):
@@ -186,8 +205,9 @@ class ClientStreams:
             return
         selection = self._members.roster.selection_of_set(name)
         if selection is None or not stream.client.principal.may_use_set(name):
-            stream.outbox.close()
+            stream.outbox.discard()
         else:
+            selection = replace(selection, searches=stream.place.selection.searches)
             stream.place = replace(stream.place, selection=selection)
 
     def member_changed(self) -> None:

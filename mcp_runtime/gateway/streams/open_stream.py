@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,8 @@ class OpenStream:
     # At the roster: member and own URI of each URI in the filter, and what this result depends on.
     resolved: list[tuple[str, str]] = field(default_factory=list)
     resolved_for: Any = None
+    # Whether a member's own URI is held or disabled now.
+    is_blocked: Callable[[str, str], bool] = lambda member, uri: False
 
     def wants(self, key: str) -> bool:
         return self.subscriptions is None or self.subscriptions.get(key) is True
@@ -60,7 +62,10 @@ class OpenStream:
         self.outbox.put(envelope.encode(message), event_id)
 
     def resources(self) -> list[tuple[str, str]]:
-        """Return the subscribed resources: member and own URI."""
+        """Return the subscribed resources that the client can use: member and own URI."""
+        return [(member, uri) for member, uri in self._subscribed() if not self.is_blocked(member, uri)]
+
+    def _subscribed(self) -> list[tuple[str, str]]:
         if self.subscriptions is None:
             may, session = self.client.principal.may_use_all, self.client.session
             subscribed = session.subscriptions.items() if session else ()
@@ -107,6 +112,8 @@ class OpenStream:
             return
         if method == RESOURCE_UPDATED:
             uri = envelope.text(params.get("uri"))
+            if self.is_blocked(name, uri):
+                return
             if self.subscriptions is not None and (name, uri) not in self.resources():
                 return
             if self.place.member is None:

@@ -78,9 +78,12 @@ class UpstreamListeners:
                 listener.is_closing.set()  # a server that shuts down gracefully waits for its streams to end
 
     def readers_changed(self, sessions: Collection[ClientSession | None]) -> None:
-        """Close listeners of these sessions whose clients may no longer see the member."""
+        """Close listeners of these sessions whose clients may no longer see the member.
+
+        Clients without a session share a listener. Those that may not see the member have lost their own stream.
+        """
         for listener in self._listeners.values():
-            if listener.session in sessions and self._reader_of(listener) is None:
+            if listener.session is not None and listener.session in sessions and self._reader_of(listener) is None:
                 listener.is_closing.set()
 
     def close(self) -> None:

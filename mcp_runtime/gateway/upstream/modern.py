@@ -66,7 +66,7 @@ class ModernMembers:
             params = {**params, "_meta": meta}
         headers = {**route.headers, mcp.VERSION_HEADER: mcp.MODERN_VERSION}
         headers |= mcp.modern_headers(request.method, params)
-        if client.is_modern:
+        if client.is_modern and request.knows_headers:
             headers |= request.parameter_headers  # the member validates them
         elif request.places:
             headers |= mcp.parameter_values(request.places, params.get("arguments") or {})

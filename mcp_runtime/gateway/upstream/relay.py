@@ -10,9 +10,11 @@ import asyncio
 import time
 from functools import partial
 
-from mcp_runtime.gateway import envelope, eras
+from mcp_runtime.gateway import envelope, eras, sign_in_pages
 from mcp_runtime.gateway.catalog import OfferedMember
 from mcp_runtime.gateway.envelope import Message
+from mcp_runtime.gateway.holds import METHODS as METHODS_WITH_HOLDS
+from mcp_runtime.gateway.holds import Holds
 from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Answer, Reply, Request, Stream
 from mcp_runtime.gateway.upstream.answer_streams import AnswerStreams
@@ -21,7 +23,13 @@ from mcp_runtime.gateway.upstream.routes import Route, Upstream
 from mcp_runtime.gateway.upstream.sessions import UpstreamSession, UpstreamSessions
 from mcp_runtime.http1.client import Response
 from mcp_runtime.protocol import jsonrpc, mcp
-from mcp_runtime.protocol.errors import ClientError, ConnectError, HttpStatusError, RequestTimeoutError
+from mcp_runtime.protocol.errors import (
+    ClientError,
+    ConnectError,
+    HttpStatusError,
+    RequestTimeoutError,
+    SignInNeededError,
+)
 from mcp_runtime.protocol.jsonrpc import object_of
 from mcp_runtime.security.limits import Owner
 
@@ -40,17 +48,21 @@ class Relay:
         upstream: Upstream,
         upstream_sessions: UpstreamSessions,
         members: Members,
+        holds: Holds,
         modern: ModernMembers,
         streams: AnswerStreams,
     ) -> None:
         self._upstream = upstream
         self._upstream_sessions = upstream_sessions
         self._members = members
+        self._holds = holds
         self._modern = modern
         self._streams = streams
 
     async def ask(self, member: OfferedMember, request: Request) -> Reply:
         """Return the member's reply. It uses a slot of the member until it ends."""
+        if "inputResponses" in request.params:
+            sign_in_pages.take_answer(request)
         refusals = 0
         while True:
             # Do not ask the operating system each time. A process that just ended refuses connections anyway.
@@ -63,9 +75,14 @@ class Relay:
             request.unsent_reason = f"it accepted no connection, or began no session, {within}"
             live_member.relayed_calls += 1
             try:
-                # Its list may have changed while the call waited for its start or for a slot.
-                if request.method == "tools/call" and request.params["name"] in live_member.held_tools:
-                    await self._members.require_not_held(live_member, request.params["name"])
+                # Its lists may have changed while the request waited for its start or for a slot.
+                if request.method == "tools/call":
+                    if request.params["name"] in live_member.held_tools:
+                        await self._members.require_not_held(live_member, request.params["name"])
+                elif request.method in METHODS_WITH_HOLDS:
+                    self._holds.require_usable(member.name, request)
+                    if member.holds_changes:
+                        await self._holds.require_agreed(member, live_member, request)
                 # It may have ended while the call waited for a slot.
                 if self._members.seems_connected(member) is live_member:
                     return _keep_slot_until_over(route, owner, await self._ask_and_note_silence(route, request))
@@ -85,7 +102,7 @@ class Relay:
         silence, started_at = route.live_member.silence, time.monotonic()
         try:
             reply = await self.ask_at(route, request)
-        except ConnectError:
+        except (ConnectError, SignInNeededError):  # the member may not have been asked
             raise
         except RequestTimeoutError:  # it did not begin a session
             silence.note_timeout(time.monotonic() - started_at)
@@ -113,7 +130,7 @@ class Relay:
     async def _ask_once(self, route: Route, request: Request) -> Reply:
         if await self._upstream_sessions.is_modern(route, request.client):
             return await self._modern.ask(route, request)
-        if request.client.is_modern and request.places:
+        if request.client.is_modern and request.knows_headers and request.places:
             arguments = object_of(request.params.get("arguments"))
             eras.check_parameter_headers(request.places, arguments, request.client_headers)
         if request.client.is_modern and "requestState" in request.params:
@@ -168,7 +185,7 @@ class Relay:
 
         Raise HttpStatusError if neither is certain.
         """
-        data = await self._upstream.read(response)
+        data = response.without_secrets(await self._upstream.read(response))
         response.close()
         error = await self._upstream.error_to(response, data, sent_id)
         # Some members report the end of the session in an error with the id of the request.

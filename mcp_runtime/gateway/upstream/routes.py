@@ -8,21 +8,24 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Raw
 
 from mcp_runtime.client.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.envelope import Message
-from mcp_runtime.http1.client import Address, Connections, Response
+from mcp_runtime.http1.client import HALL_OWNER, Address, Connections, Response
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import EXIT_GRACE, LiveMember
 from mcp_runtime.protocol import jsonrpc, mcp
-from mcp_runtime.protocol.errors import ClientError, ConnectError, HttpStatusError, ProtocolError
+from mcp_runtime.protocol.errors import ChallengeError, ClientError, ConnectError, HttpStatusError, ProtocolError
 from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security import limits
 from mcp_runtime.security.limits import Account, BudgetError, Owner, Places
+
+if TYPE_CHECKING:  # a hall without members behind OAuth does not load them, so that it is smaller
+    from mcp_runtime.members.access_tokens import AccessToken
 
 UNCOUNTED_BYTES = 16_384  # bytes of an unfinished event that are not counted for each stream. Most events are shorter
 EXIT_POLL_SECONDS = 0.005  # between two checks whether a member has exited
@@ -70,11 +73,16 @@ class Upstream:
         self._reader = ThreadPoolExecutor(1, "gateway-reader")
         self._reader_slot = Places(1)
         self._notification_bytes = limits.bytes_of_members()
+        # Renewals of tokens, and those in progress by member, token and challenge. They have threads of their own,
+        # because a silent authorization server must not take the threads that all calls need.
+        self._renewer = ThreadPoolExecutor(8, "gateway-renewer")
+        self._renewals: dict[tuple[int, str, str], asyncio.Future[object]] = {}
         self._failing_members: set[int] = set()  # ids of members whose failed connection is being recorded
 
     def close(self) -> None:
         self._connections.close()
         self._reader.shutdown(wait=False, cancel_futures=True)
+        self._renewer.shutdown(wait=False, cancel_futures=True)
 
     def route_to(self, live_member: LiveMember, slots: int | None = None) -> Route:
         """Return the route to the process. `slots` None leaves its number of slots unchanged."""
@@ -96,10 +104,75 @@ class Upstream:
         *,
         is_first: bool = False,
     ) -> Response:
+        token = await self._token_for(route.live_member, owner)
+        if token is not None and token.token:
+            return await self._send_with_token(route, token, verb, headers, body, owner, on_write, is_first=is_first)
         secrets = route.live_member.client.headers.secrets
         return await self._connections.request(
             route.address, verb, headers, body, secrets, owner, on_write, is_first=is_first
         )
+
+    async def _token_for(self, live_member: LiveMember, owner: Owner) -> AccessToken | None:
+        """The token for a request of this owner.
+
+        Where each user has an own sign-in, the token of the member is for requests of the hall itself alone. Raises
+        SignInNeededError if the user has none. Every request to a member passes here.
+        """
+        users = live_member.users
+        if users is None or owner == HALL_OWNER:
+            return live_member.token
+        token = await asyncio.get_running_loop().run_in_executor(None, users.look, owner[0])
+        if token.is_due:
+            early = partial(users.renewed_early, token)
+            await self._once((live_member.member_id, f"of user {owner[0]}", ""), early)
+            if not token.token:
+                raise token.need()
+        return token
+
+    async def _send_with_token(
+        self,
+        route: Route,
+        token: AccessToken,
+        verb: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        owner: Owner,
+        on_write: Callable[[], None] | None,
+        *,
+        is_first: bool,
+    ) -> Response:
+        """Send a request to a member behind OAuth. If it refuses the token, renew it, and send it once more."""
+        for is_last in (False, True):
+            used, secrets = token.token, (*route.live_member.client.headers.secrets, *token.secrets)
+            response = await self._connections.request(
+                route.address, verb, {**headers, **token.headers}, body, secrets, owner, on_write, is_first=is_first
+            )
+            challenge = response.header("www-authenticate")
+            if is_last or response.status not in (401, 403) or challenge is None:
+                return response
+            error = ChallengeError(response.status, "", challenge)
+            try:
+                is_renewed = await self._renewed(route.live_member.member_id, token, used, error)
+            except BaseException:
+                response.close()
+                raise
+            if not is_renewed:
+                return response
+            response.close()
+        raise AssertionError("the second answer is always returned")
+
+    async def _renewed(self, member_id: int, token: AccessToken, used: str, error: ChallengeError) -> bool:
+        """Renew the token. All calls that it refused wait for one thread, because there are few threads."""
+        key = (member_id, used, error.challenge if error.status == 403 else "")
+        return bool(await self._once(key, partial(token.renew, used, error)))
+
+    async def _once(self, key: tuple[int, str, str], renewal: Callable[[], object]) -> object:
+        if key not in self._renewals:
+            work = partial(unit_of_work, renewal)
+            future = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._renewer, work))
+            self._renewals[key] = future
+            future.add_done_callback(lambda done: self._renewals.pop(key, None) and done.exception())
+        return await asyncio.shield(self._renewals[key])
 
     async def read(self, response: Response) -> bytes:
         return await response.read(self._max_bytes)
@@ -125,6 +198,8 @@ class Upstream:
             answer = await self.read_in_thread(response.owner, partial(envelope.read_answer_to, sent_id), data)
         except ProtocolError as error:
             raise (error if response.status == 200 else await self.answer_error(response, data)) from error
+        if answer.error is not None and (masked := response.without_secrets(data)) is not data:
+            return await self.read_in_thread(response.owner, partial(envelope.read_answer_to, sent_id), masked)
         if response.status != 200 and answer.error is None:
             raise await self.answer_error(response, data)
         return answer
@@ -139,7 +214,8 @@ class Upstream:
 
     async def answer_error(self, response: Response, data: bytes) -> ClientError:
         """Return the error that explains why the response is not a valid answer."""
-        return await self.read_in_thread(response.owner, partial(_answer_error, response), data)
+        masked = response.without_secrets(data)
+        return await self.read_in_thread(response.owner, partial(_answer_error, response), masked)
 
     async def message(self, data: bytes, owner: Owner) -> Message:
         """Return one message of a stream. Raise ProtocolError if it is invalid."""
@@ -187,7 +263,7 @@ class Upstream:
                     raise ProtocolError(f"an event is larger than {self._max_bytes:,} bytes")
                 for data in events.feed(chunk):
                     position = (events.last_event_id, events.retry_ms)
-                    yield data
+                    yield _without_secrets_of_error(response, data)
                 chunk = data = b""  # the next one may come in an hour
                 if member_id is not None:
                     account.change(events.buffered_bytes - buffered - size)
@@ -229,6 +305,14 @@ class Upstream:
             await asyncio.sleep(EXIT_POLL_SECONDS)
         when = "before it accepted the call" if is_refusal else "during the call"
         return ConnectError(live_member.describe_end(when), is_refusal=is_refusal)
+
+
+def _without_secrets_of_error(response: Response, data: bytes) -> bytes:
+    masked = response.without_secrets(data)
+    if masked is not data:
+        with contextlib.suppress(ProtocolError):
+            return data if envelope.read(data).error is None else masked
+    return masked
 
 
 def _answer_error(response: Response, data: bytes) -> ClientError:

@@ -21,6 +21,7 @@ from mcp_runtime.nodes.placement import State
 from mcp_runtime.protocol.mcp import MODERN_VERSION
 from mcp_runtime.secrets import references
 
+FOLDER = "${MEMBER_FOLDER}"  # in args and env: the absolute path of the member's folder, which differs between nodes
 PLAIN = r"^[^\x00]*$"  # PostgreSQL stores no NUL
 MAX_SECONDS = 86_400.0
 # Commands that fetch the server before its first start. Each is given by its first words.
@@ -47,6 +48,7 @@ Argument = Annotated[str, _text(100_000)]
 VariableName = Annotated[str, _pattern("^[A-Za-z_][A-Za-z0-9_]*$", "is not a name for an environment variable")]
 ToolName = Annotated[str, _text(1000)]
 HeaderValue = Annotated[str, _text(references.MAX_HEADER_VALUE)]
+Scope = Annotated[str, _pattern(r"^[!#-\[\]-~]{1,200}$", "{value} cannot be a scope")]
 Label = Annotated[str, _pattern("^[A-Za-z0-9._-]{1,64}$", "{value} must be 1 to 64 letters, digits, '.', '-' and '_'")]
 _NAME = r"(\.|\.?[^/.\x00][^/\x00]*|\.\.[^/\x00]+)"  # not "..". Without lookahead, which not all validators know
 FilePattern = Annotated[
@@ -114,6 +116,76 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OAuth:
+    """How the hall signs in at the authorization server of a remote server. All of it is optional."""
+
+    client_id: Annotated[str, _text(2048, "The id that the operator of the authorization server gave to the hall.")] = (
+        ""
+    )
+    client_secret: Annotated[
+        str,
+        _text(references.MAX_HEADER_VALUE, "The secret of the client, as a reference such as ${secret:NAME}."),
+    ] = ""
+    private_key: Annotated[
+        str,
+        _text(
+            references.MAX_HEADER_VALUE,
+            "Where no person signs in, the private key of the client in place of its secret, as a reference such as "
+            "${secret:NAME}. PEM of an EC key on P-256 or an RSA key.",
+        ),
+    ] = ""
+    issuer: Annotated[
+        str,
+        _text(remote.MAX_URL, "The only authorization server that may be asked. Without it, the one the server names."),
+    ] = ""
+    assertion: Annotated[
+        str,
+        _text(
+            references.MAX_HEADER_VALUE,
+            "For workload_identity, a signed token (JWT) about the hall that the authorization server trusts, as a "
+            "reference such as ${file:PATH}. It is read again for each request.",
+        ),
+    ] = ""
+    subject_token: Annotated[
+        str,
+        _text(
+            references.MAX_HEADER_VALUE,
+            "For enterprise_managed, the ID token of a service, as a reference such as ${file:PATH}. It is read again "
+            "for each request. With credentials user it is for the lists alone.",
+        ),
+    ] = ""
+    idp_issuer: Annotated[
+        str, _text(remote.MAX_URL, "Beside subject_token, the identity provider that takes it. Nobody else gets it.")
+    ] = ""
+    idp_client_id: Annotated[str, _text(2048, "Beside subject_token, the id of the hall at the identity provider.")] = (
+        ""
+    )
+    idp_client_secret: Annotated[
+        str, _text(references.MAX_HEADER_VALUE, "The secret of idp_client_id, as a reference such as ${secret:NAME}.")
+    ] = ""
+    scopes: Annotated[
+        tuple[Scope, ...],
+        Meta(max_length=50, description="The scopes to ask for, in place of those that the server names."),
+    ] = ()
+    grant: Annotated[
+        Literal["authorization_code", "client_credentials", "workload_identity", "enterprise_managed"],
+        Meta(
+            description="authorization_code: a person signs in. client_credentials: the hall itself does, with "
+            "client_id and client_secret or private_key. workload_identity: the hall does, with assertion. "
+            "enterprise_managed: the identity provider of the company vouches for a service, or with credentials user "
+            "for each user."
+        ),
+    ] = "authorization_code"
+    credentials: Annotated[
+        Literal["member", "user"],
+        Meta(
+            description="Whose account calls use. member: one account for everybody who may use the member. user: "
+            "each user signs in alone, and no call has the token of another user."
+        ),
+    ] = "member"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A valid manifest of a member. Times are in seconds. It has either a `command` or a `url`."""
 
@@ -148,7 +220,8 @@ class Manifest:
         tuple[Argument, ...],
         Meta(
             description="The arguments of the command. ${PORT} stands for the port that the hall allocates. A stdio "
-            "server needs no port. ${secret:NAME}, ${env:GUILD_HALL_MEMBER_NAME} and ${file:PATH} stand for secrets, "
+            "server needs no port. ${MEMBER_FOLDER} stands for the absolute path of the member's folder. "
+            "${secret:NAME}, ${env:GUILD_HALL_MEMBER_NAME} and ${file:PATH} stand for secrets, "
             "but every user of the machine can read the arguments of processes."
         ),
     ] = ()
@@ -156,7 +229,8 @@ class Manifest:
         dict[VariableName, Argument],
         Meta(
             description="Environment variables, in addition to the few that the hall passes on. ${PORT} stands for "
-            "the port, and ${secret:NAME}, ${env:GUILD_HALL_MEMBER_NAME} and ${file:PATH} for secrets, as in headers. "
+            "the port, ${MEMBER_FOLDER} for the member's folder, "
+            "and ${secret:NAME}, ${env:GUILD_HALL_MEMBER_NAME} and ${file:PATH} for secrets, as in headers. "
             "Names that begin with GUILD_HALL_ are reserved for the hall."
         ),
     ] = field(default_factory=dict)
@@ -179,6 +253,7 @@ class Manifest:
         ),
     ] = field(default_factory=dict)
     """Their secrets are references, which `secrets.references.resolve` fills in."""
+    oauth: Annotated[OAuth, Meta(description="How the hall signs in at the authorization server of url.")] = OAuth()
     enabled: Annotated[bool, Meta(description="Whether the member is enabled. An operator can change that later.")] = (
         True
     )
@@ -246,18 +321,26 @@ class Manifest:
             "as the machine can. require: do not start the member on a machine that cannot enforce all of it."
         ),
     ] = "off"
+    packages: Annotated[
+        Literal["fetched", "locked", "locked-with-scripts"],
+        Meta(
+            description="How npx or uvx get their packages. fetched: they fetch them themselves when the member "
+            "starts. locked: the hall installs them once, from a lock with the hashes of all packages, and runs none "
+            "of their install scripts. locked-with-scripts: the same, and install scripts may run."
+        ),
+    ] = "fetched"
     limits: Annotated[Limits, Meta(description="What the member's processes may use of the machine.")] = Limits()
     node: Annotated[NodeRules, Meta(description="For a hall with several nodes: which nodes may run the member.")] = (
         NodeRules()
     )
 
-    def argv(self, port: int) -> list[str]:
-        """The command line with `${PORT}` replaced (REQ-MCP-HTTP-3, 9)."""
-        return [self.command, *(_with_port(arg, port) for arg in self.args)]
+    def argv(self, port: int, folder: str | os.PathLike[str] = "") -> list[str]:
+        """The command line with the port and the member's folder filled in (REQ-MCP-HTTP-3, 9)."""
+        return [self.command, *(_with_place(arg, port, folder) for arg in self.args)]
 
-    def environment(self, port: int) -> dict[str, str]:
-        """The manifest's own variables with `${PORT}` replaced (REQ-MCP-HTTP-4)."""
-        return {key: _with_port(value, port) for key, value in self.env.items()}
+    def environment(self, port: int, folder: str | os.PathLike[str] = "") -> dict[str, str]:
+        """The manifest's own variables with the port and the member's folder filled in (REQ-MCP-HTTP-4)."""
+        return {key: _with_place(value, port, folder) for key, value in self.env.items()}
 
     def as_json(self) -> dict[str, Any]:
         """The manifest as JSON values, for the member's row. `from_json` reverses it."""
@@ -267,7 +350,11 @@ class Manifest:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Manifest:
         fields = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        records = {"node": _node_rules(values.get("node", {})), "limits": _limits(values.get("limits", {}))}
+        records: dict[str, Any] = {
+            "node": _node_rules(values.get("node", {})),
+            "limits": _limits(values.get("limits", {})),
+        }
+        records["oauth"] = _oauth(values.get("oauth", {}))
         return cls(**{**fields, **records, "args": tuple(values["args"])})
 
     @property
@@ -312,8 +399,13 @@ def _limits(values: dict[str, Any]) -> Limits:
     return Limits(**{key: value for key, value in values.items() if key in Limits.__dataclass_fields__})
 
 
-def _with_port(text: str, port: int) -> str:
-    return text.replace("${PORT}", str(port))
+def _oauth(values: dict[str, Any]) -> OAuth:
+    fields = {key: value for key, value in values.items() if key in OAuth.__dataclass_fields__}
+    return OAuth(**{**fields, "scopes": tuple(fields.get("scopes", ()))})
+
+
+def _with_place(text: str, port: int, folder: str | os.PathLike[str]) -> str:
+    return text.replace("${PORT}", str(port)).replace(FOLDER, os.fspath(folder))
 
 
 _KEYS = {"display_name": "displayName"}
@@ -324,9 +416,10 @@ FIELDS = {_KEYS.get(field.name, field.name): field for field in _TYPE.fields}
 # The server's settings. The seeds have them at the top, and the first Guild Hall had them under `mcp`.
 SERVER_KEYS = ("transport", "command", "args", "env", "url", "headers")
 # A change of one of these restarts the member, because a process or connection has them from its beginning.
-PROCESS_KEYS = ("name", *SERVER_KEYS, "protocol_version", "sandbox", "limits")
+PROCESS_KEYS = ("name", *SERVER_KEYS, "protocol_version", "sandbox", "packages", "limits", "oauth")
 # All keys. `mcp` is another place for the server's settings, and editors need `$schema`. Neither is in the declaration.
 KEYS = {*FIELDS, "mcp", "$schema"}
 NODE_KEYS = tuple(NodeRules.__dataclass_fields__)
+OAUTH_KEYS = tuple(OAuth.__dataclass_fields__)
 LIMIT_KEYS = tuple(Limits.__dataclass_fields__)
 REQUIRED_KEYS = ("name", "version", "transport")

@@ -5,6 +5,8 @@ It follows links with care. A folder is found only once, and a file outside the 
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +22,7 @@ from mcp_runtime.protocol.jsonrpc import storable
 from mcp_runtime.system.folders import sync_folder
 
 FILE_NAME = "guild-member.json"
+BUNDLE = "bundle"  # the folder with the files of a bundle, in the folder of its member
 MAX_BYTES = 1_000_000
 
 
@@ -42,6 +45,11 @@ class ManifestFile:
     def fault(self) -> str:
         """The error, with the path of the file. Empty if there is none."""
         return f"{self.directory}/{FILE_NAME}: {self.error}" if self.error else ""
+
+    @property
+    def fault_key(self) -> str:
+        """The place of the first error in the file, such as args.1. Empty if there is none."""
+        return self.error.path if self.error else ""
 
 
 # Reading ----------------------------------------------------------------------------------------------------------
@@ -172,7 +180,7 @@ def read_file(folder: Path, directory: str, root: Path | None = None) -> Manifes
     name_hint, key_warnings = "", []
     try:
         _require_storable(directory)
-        values = _load(folder / FILE_NAME, root or folder)
+        values = load(folder / FILE_NAME, root or folder)
         name_hint = "" if name_error(values.get("name")) else values["name"]
         key_warnings = unknown_keys(values)  # with an error too, because a missing key may be misspelt
         manifest, warnings = parse(values)
@@ -192,26 +200,33 @@ def _require_storable(directory: str) -> None:
         raise ManifestError("", "the folder's name is not UTF-8; rename it")
 
 
-def _load(path: Path, root: Path) -> dict[str, Any]:
+def load(path: Path, root: Path) -> dict[str, Any]:
+    """The content of the file, not validated. Raises ManifestError."""
     try:
         place = path.resolve(strict=True)
-        if not place.is_relative_to(root.resolve()):
+        if not _is_in(place, root):
             raise ManifestError("", "is a link to a file outside of the members folder; put the file itself there")
         # A pipe or a device could block the reader for ever.
         if not place.is_file():
             raise ManifestError("", "is not a file")
         with place.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ManifestError("", f"larger than {MAX_BYTES:,} bytes")
-        text = content.decode("utf-8-sig")
-        values = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
     except OSError as error:
         raise ManifestError("", f"cannot be read: {error.strerror}") from error
-    except RecursionError as error:
-        raise ManifestError("", "nested too deep") from error
     except RuntimeError as error:  # links that lead to each other, before Python 3.13
         raise ManifestError("", "cannot be read: too many levels of symbolic links") from error
+    return decode(content)
+
+
+def decode(content: bytes) -> dict[str, Any]:
+    """The values in the content of a file, not validated. Raises ManifestError."""
+    if len(content) > MAX_BYTES:
+        raise ManifestError("", f"larger than {MAX_BYTES:,} bytes")
+    try:
+        text = content.decode("utf-8-sig")
+        values = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constants)
+    except RecursionError as error:
+        raise ManifestError("", "nested too deep") from error
     except ValueError as error:
         raise ManifestError("", f"not JSON: {error}") from error
     if not isinstance(values, dict):
@@ -227,7 +242,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in pairs:
         if key in values:
-            raise ManifestError(key[:80], "is given twice")
+            raise ManifestError("", f"{key[:80]!r} is given twice")
         values[key] = value
     return values
 
@@ -236,8 +251,13 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def text_of(manifest: Mapping[str, Any]) -> str:
-    """The content of the file for these JSON values."""
-    return json.dumps(manifest, indent=2, ensure_ascii=False) + "\n"
+    """The content of the file for these JSON values. Raises ValueError for a number that JSON does not have."""
+    return json.dumps(manifest, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def digest_of(text: str, bundle: str = "") -> str:
+    """The SHA-256 for which an approval is: that of the text, with the SHA-256 of the bundle after it, if any."""
+    return hashlib.sha256(f"{text}{bundle}".encode()).hexdigest()
 
 
 def create(members_dir: Path, name: str, text: str) -> str:
@@ -247,45 +267,81 @@ def create(members_dir: Path, name: str, text: str) -> str:
     share the members folder, and this one may have ended before it noted that. Two calls for one `name` must not run at
     the same time.
     """
-    folder, draft = members_dir / name, members_dir / f".{name}.draft"  # a call that died left one too
+    draft = members_dir / f".{name}.draft"  # discovery ignores names that begin with a dot
     try:
         members_dir.mkdir(parents=True, exist_ok=True)
-        if twin := next((entry for entry in members_dir.iterdir() if _fold(entry.name) == _fold(name)), None):
-            is_same = twin.name == name and (folder / FILE_NAME).read_bytes() == text.encode()
-            return "" if is_same else f"the folder {twin} exists already; rename or remove it"
-        shutil.rmtree(draft, ignore_errors=True)
+        if (fault := fault_of_place(members_dir, name, text)) is not None:
+            return fault
+        shutil.rmtree(draft, ignore_errors=True)  # a call that died left one
         draft.mkdir()
-        with (draft / FILE_NAME).open("x", encoding="utf-8") as file:  # discovery ignores names that begin with a dot
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(folder)
-        sync_folder(members_dir)
-    except FileNotFoundError:
-        return f"the folder {folder} exists already, without a manifest; rename or remove it"
+        write_manifest(draft, text)
+        return put_in_place(draft, members_dir / name)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
-        return f"the folder {folder} cannot be created: {error.strerror}"
+        return f"the folder {members_dir / name} cannot be created: {error.strerror}"
+
+
+def fault_of_place(members_dir: Path, name: str, text: str) -> str | None:
+    """None if the folder `name` can be created. Empty if it has exactly this manifest already. Otherwise the fault.
+
+    Raises OSError.
+    """
+    twin = next((entry for entry in members_dir.iterdir() if _fold(entry.name) == _fold(name)), None)
+    if twin is None:
+        return None
+    try:
+        is_same = twin.name == name and (twin / FILE_NAME).read_bytes() == text.encode()
+    except FileNotFoundError:
+        return f"the folder {twin} exists already, without a manifest; rename or remove it"
+    return "" if is_same else f"the folder {twin} exists already; rename or remove it"
+
+
+def write_manifest(folder: Path, text: str) -> None:
+    """Raises OSError."""
+    with (folder / FILE_NAME).open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def put_in_place(draft: Path, folder: Path) -> str:
+    """Give the finished draft its name. Return why that is impossible. Raises OSError."""
+    if os.path.lexists(folder):  # rename would replace an empty folder
+        return f"the folder {folder} exists already; rename or remove it"
+    draft.rename(folder)
+    sync_folder(folder.parent)
     return ""
 
 
-# The command ------------------------------------------------------------------------------------------------------
+def replace(path: Path, root: Path, content: bytes, *, read: os.stat_result, owner: str) -> None:
+    """Write the manifest in one step. A link stays a link, and its target is written.
+
+    `read` is the status of the file before it was read. If it is another one now, nothing is written. `owner` is in the
+    name of the draft, because several processes may share the folder. The file keeps its mode, and its owner as far as
+    this process may do that. Raises ManifestError and OSError.
+    """
+    place = path.resolve(strict=True)
+    draft = place.with_name(f".{place.name}.{owner}.draft")  # a call that died left one too
+    try:
+        draft.unlink(missing_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            with contextlib.suppress(OSError):
+                os.fchown(file.fileno(), read.st_uid, read.st_gid)
+            os.fchmod(file.fileno(), read.st_mode & 0o777)
+            os.fsync(file.fileno())
+        if _identity(path.stat()) != _identity(read) or path.resolve(strict=True) != place or not _is_in(place, root):
+            raise ManifestError("", "was changed at this moment")
+        draft.replace(place)
+    finally:
+        draft.unlink(missing_ok=True)
+    sync_folder(place.parent)
 
 
-def command_fault(manifest: Manifest, folder: Path) -> str:
-    """Why the command cannot be started from the member's `folder`. Empty if nothing is wrong."""
-    command = manifest.command
-    if manifest.url:
-        return ""
-    if os.path.dirname(command):
-        program = folder / command
-        if not program.exists():
-            return f"{command!r} does not exist" + ("" if os.path.isabs(command) else " in the member's folder")
-        return "" if program.is_file() and os.access(program, os.X_OK) else f"{command!r} is not executable"
-    path = manifest.env.get("PATH") or os.environ.get("PATH") or os.defpath
-    if shutil.which(command, path=path):
-        return ""
-    if (folder / command).exists():
-        return f"{command!r} is not on the PATH; write './{command}' for the one in the member's folder"
-    file = shutil.which(command, mode=os.F_OK, path=path)
-    return f"{file!r} is not executable" if file else f"{command!r} is not on the PATH"
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _is_in(place: Path, root: Path) -> bool:
+    return place.is_relative_to(root.resolve())

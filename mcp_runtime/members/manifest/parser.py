@@ -21,10 +21,12 @@ from mcp_runtime.members.manifest.declaration import (
     KEYS,
     LIMIT_KEYS,
     NODE_KEYS,
+    OAUTH_KEYS,
     REQUIRED_KEYS,
     SERVER_KEYS,
     Manifest,
 )
+from mcp_runtime.members.packages.lines import line_fault
 from mcp_runtime.protocol.errors import ManifestError
 from mcp_runtime.secrets import references
 
@@ -54,10 +56,18 @@ def name_error(name: Any) -> str:
     return next((error.reason for error in _errors(FIELDS["name"].type, name, "name")), "")
 
 
+def value_errors(key: str, value: Any) -> list[ManifestError]:
+    """What is wrong with a value of this key, without regard to the other keys."""
+    return list(islice(_errors(FIELDS[key].type, value, key), MAX_FAULTS))
+
+
 def unknown_keys(values: dict[str, Any]) -> list[str]:
     """Warnings about unknown keys."""
     keys = [key for key in values if key not in KEYS]
-    for parent, known_keys in (("mcp", SERVER_KEYS), ("node", NODE_KEYS), ("limits", LIMIT_KEYS)):
+    for parent, known_keys in (
+        *(("mcp", SERVER_KEYS), ("node", NODE_KEYS)),
+        *(("limits", LIMIT_KEYS), ("oauth", OAUTH_KEYS)),
+    ):
         if isinstance(inner := values.get(parent), dict):
             keys += [f"{parent}.{key}" for key in inner if key not in known_keys]
     warnings = [f"unknown key {key[:MAX_QUOTED]!r} is ignored" for key in keys[:MAX_WARNINGS]]
@@ -112,7 +122,7 @@ class _Input:
 
 def _faults(document: _Input) -> Iterator[ManifestError]:
     for key in document.repeated:
-        yield ManifestError(key, "is given twice: at the top and under mcp")
+        yield ManifestError("", f"{key!r} is given twice: at the top and under mcp")
     sound = set()
     for key, field in FIELDS.items():
         if key not in document.values:
@@ -257,6 +267,8 @@ def _exclusions(document: _Input) -> Iterator[ManifestError]:
             yield ManifestError("command", "is required, unless url says where a server runs already")
         if "headers" in keys:
             yield ManifestError(document.path("headers"), "belongs to url; a server that command starts has env")
+        if "oauth" in keys:
+            yield ManifestError("oauth", "belongs to url; a server that command starts has env")
         return
     if "command" in keys:
         yield ManifestError(document.path("url"), "is given beside command: the server is started here or runs there")
@@ -265,6 +277,8 @@ def _exclusions(document: _Input) -> Iterator[ManifestError]:
         yield ManifestError(document.path("url"), 'is for "transport": "http"; a stdio server has a command')
     if document.values.get("sandbox", "off") != "off":
         yield ManifestError("sandbox", "belongs to command; with url nothing is started")
+    if document.values.get("packages", "fetched") != "fetched":
+        yield ManifestError("packages", "belongs to command; with url nothing is started")
     for key in ("args", "env", "limits"):
         if key in keys:
             yield ManifestError(document.path(key), "belongs to command; with url nothing is started")
@@ -286,8 +300,12 @@ def _value_faults(sound: Mapping[str, Any], document: _Input) -> Iterator[Manife
         for name, value in _items(sound.get(key, ())):
             if fault := references.reference_fault(value):
                 yield ManifestError(f"{document.path(key)}.{name[:MAX_QUOTED]}", fault)
+    is_locked = "command" in sound and sound.get("packages", "fetched") != "fetched"
+    if is_locked and (fault := line_fault(sound["command"], sound.get("args", ()), sound.get("env", {}))):
+        yield ManifestError("packages", f'must be "fetched", because {fault}')
     if "url" in sound and (fault := remote.url_fault(sound["url"])):
         yield ManifestError(document.path("url"), fault)
+    yield from _oauth_faults(sound)
     header_names: set[str] = set()
     for name, value in sound.get("headers", {}).items():
         path = f"{document.path('headers')}.{name[:MAX_QUOTED]}"
@@ -296,3 +314,59 @@ def _value_faults(sound: Mapping[str, Any], document: _Input) -> Iterator[Manife
         if name.lower() in header_names:
             yield ManifestError(path, "is given twice, and headers do not differ by case")
         header_names.add(name.lower())
+
+
+def _oauth_faults(sound: Mapping[str, Any]) -> Iterator[ManifestError]:
+    values = sound.get("oauth", {})
+    for key in (key for key in references.OF_OAUTH if values.get(key)):
+        if not references.is_reference(values[key]):
+            yield ManifestError(f"oauth.{key}", f"must be a reference; {references.HINT}")
+        elif fault := references.reference_fault(values[key]):
+            yield ManifestError(f"oauth.{key}", fault)
+    for key in ("issuer", "idp_issuer"):
+        if values.get(key) and (fault := remote.url_fault(values[key])):
+            yield ManifestError(f"oauth.{key}", fault)
+    yield from _client_faults(values)
+    yield from _grant_faults(values)
+    if values and any(name.lower() == "authorization" for name in sound.get("headers", {})):
+        yield ManifestError("oauth", "is given beside headers.Authorization: only one of them can be sent")
+
+
+def _client_faults(values: Mapping[str, Any]) -> Iterator[ManifestError]:
+    """The id of the hall and its proof."""
+    grant, proofs = values.get("grant"), [key for key in ("client_secret", "private_key") if values.get(key)]
+    if len(proofs) > 1:
+        yield ManifestError("oauth.private_key", "is given beside client_secret: only one of them is used")
+    if proofs and not values.get("client_id"):
+        yield ManifestError("oauth.client_id", f"is required beside {proofs[0]}")
+    if grant == "client_credentials" and not proofs:
+        reason = "is required for client_credentials, beside client_id; or private_key"
+        yield ManifestError("oauth.client_secret", reason)
+    if "private_key" in proofs and grant in (None, "authorization_code"):
+        yield ManifestError("oauth.private_key", 'is for a grant without a person, such as "client_credentials"')
+
+
+def _grant_faults(values: Mapping[str, Any]) -> Iterator[ManifestError]:
+    """What each grant needs, and which keys are for one of them alone."""
+    grant, is_by_user = values.get("grant", "authorization_code"), values.get("credentials") == "user"
+    if is_by_user and grant in ("client_credentials", "workload_identity"):
+        yield ManifestError("oauth.credentials", f'must be "member" for {grant}, which no user signs in for')
+    required = {
+        "workload_identity": ("assertion", "issuer"),
+        "enterprise_managed": ("client_id", "issuer", *(() if is_by_user else ("subject_token",))),
+    }
+    for key in required.get(grant, ()):
+        if not values.get(key):
+            yield ManifestError(f"oauth.{key}", f"is required for {grant}")
+    if values.get("assertion") and grant != "workload_identity":
+        yield ManifestError("oauth.assertion", 'is for "grant": "workload_identity"')
+    of_provider = ("subject_token", "idp_issuer", "idp_client_id", "idp_client_secret")
+    named = [key for key in of_provider if values.get(key)]
+    if grant != "enterprise_managed":
+        yield from (ManifestError(f"oauth.{key}", 'is for "grant": "enterprise_managed"') for key in named)
+    elif named and "subject_token" not in named and is_by_user:
+        reason = "is for subject_token; the login of a user is for the provider of single sign-on alone"
+        yield from (ManifestError(f"oauth.{key}", reason) for key in named)
+    elif "subject_token" in named:
+        missing = [key for key in ("idp_issuer", "idp_client_id") if key not in named]
+        yield from (ManifestError(f"oauth.{key}", "is required beside subject_token") for key in missing)

@@ -133,7 +133,7 @@ def _without(*keys: str) -> dict[str, Any]:
     return {"properties": {**absent, "mcp": {"properties": absent}}}
 
 
-_NO_SANDBOX = {"properties": {"limits": False, "sandbox": {"const": "off"}}}
+_NO_PROCESS = {"properties": {"limits": False, "sandbox": {"const": "off"}, "packages": {"const": "fetched"}}}
 _EXCLUSIONS: list[dict[str, Any]] = [
     {"oneOf": [{"required": ["transport"]}, _under_mcp("transport")]},
     {
@@ -141,10 +141,10 @@ _EXCLUSIONS: list[dict[str, Any]] = [
         "oneOf": [{"required": ["command"]}, {"required": ["url"]}, _under_mcp("command"), _under_mcp("url")],
     },
     {
-        "$comment": "args, env, limits and sandbox go with command, headers go with url.",
+        "$comment": "args, env, limits, packages and sandbox go with command, headers and oauth go with url.",
         "if": {"anyOf": [{"required": ["url"]}, _under_mcp("url")]},
-        "then": {"allOf": [_without("args", "env"), _NO_SANDBOX]},
-        "else": _without("headers"),
+        "then": {"allOf": [_without("args", "env"), _NO_PROCESS]},
+        "else": {"allOf": [_without("headers"), {"not": {"required": ["oauth"]}}]},
     },
     *({"not": {**_under_mcp(key), "required": [key, "mcp"]}} for key in ("args", "env", "headers")),
 ]

@@ -9,11 +9,11 @@ from django.contrib import admin, messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Exists, Model, OuterRef, Q, QuerySet
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
@@ -22,21 +22,38 @@ from mcp_runtime.control.agents import agent_problem, create_agent, queue_messag
 from mcp_runtime.control.members import members_of_roster
 from mcp_runtime.protocol.errors import AccessError, RequestRefusedError
 from mcp_runtime.security import access
-from roster.admin import live, present
+from roster.admin import choosing, live, present
 from roster.admin.agents import transcripts
+from roster.admin.choosing import SearchedField
+from roster.admin.downloads import attachment
 from roster.admin.rows import RuntimeRowAdmin, principal_of
 from roster.models import Agent, Call, GuildMember
 
 
-class MemberChoice(forms.ModelMultipleChoiceField):  # type: ignore[type-arg]  # Django's class cannot be subscripted
-    def label_from_instance(self, member: Any) -> str:
-        return present.one_line(f"{member.name}: {member.description}" if member.description else member.name, 100)
+def _label_of(member: GuildMember) -> str:
+    return present.one_line(f"{member.name}: {member.description}" if member.description else member.name, 100)
+
+
+def _callable_members(request: HttpRequest) -> QuerySet[GuildMember]:
+    """Members whose tools the user may call."""
+    closed_members = principal_of(request).closed_members
+    return members_of_roster().filter(enabled=True).exclude(name__in=closed_members).order_by("name")
+
+
+MEMBERS = choosing.rows_offer(
+    "agent-members",
+    "members",
+    is_open=lambda request: principal_of(request).invokes,
+    rows=_callable_members,
+    label=_label_of,
+    key="name",
+)
 
 
 class AgentForm(forms.Form):
-    members = MemberChoice(
+    members = SearchedField(
         GuildMember.objects.none(),
-        widget=forms.CheckboxSelectMultiple,
+        offer=MEMBERS,
         to_field_name="name",
         help_text="Whose tools the agent may use. They are started.",
     )
@@ -49,6 +66,7 @@ class AgentForm(forms.Form):
     )
     name = forms.CharField(required=False, max_length=100, help_text="Made up when left out.")
     way = forms.ChoiceField(
+        label="Connection",
         choices=[("gateway", "through the gateway"), ("direct", "directly to the members' own endpoints")],
         initial="gateway",
         widget=forms.RadioSelect,
@@ -58,11 +76,21 @@ class AgentForm(forms.Form):
 
     def __init__(self, members: QuerySet[GuildMember], *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        cast(MemberChoice, self.fields["members"]).queryset = members
+        cast(SearchedField, self.fields["members"]).queryset = members
+
+    def clean_prompt(self) -> str:
+        """Refuse a message that would not be sent, so that the text stays in the form."""
+        prompt: str = self.cleaned_data["prompt"]
+        if prompt.strip() and (problem := agent_problem()):
+            raise forms.ValidationError(
+                f"The message cannot be sent now: {problem}. Without a message, you can create the agent."
+            )
+        return prompt
 
 
 @admin.register(Agent)
 class AgentAdmin(RuntimeRowAdmin):
+    nothing_yet = "There are no agents yet. An agent answers messages with the tools of the members that you choose."
     list_display = ["name", "status_word", "of_members", "message_count", "creator", "created"]
     list_filter = ["created_at"]
     search_fields = ["name", "creator"]
@@ -102,6 +130,7 @@ class AgentAdmin(RuntimeRowAdmin):
             path("<int:agent_id>/send/", view(self.send_view), name="roster_agent_send"),
             path("<int:agent_id>/stop/", view(self.stop_view), name="roster_agent_stop"),
             path("<int:agent_id>/parts/<slug:part>/", view(self.part_view), name="roster_agent_part"),
+            path("<int:agent_id>/file/<int:event_id>/<slug:file>/", view(self.file_view), name="roster_agent_file"),
             *super().get_urls(),
         ]
 
@@ -134,6 +163,16 @@ class AgentAdmin(RuntimeRowAdmin):
             case _:
                 return HttpResponse(f"an agent's page has no part {part!r}", status=404, content_type="text/plain")
 
+    def file_view(self, request: HttpRequest, agent_id: int, event_id: int, file: str) -> HttpResponse:
+        """A part of the transcript as a download. `file` is a name of `files.file_in`."""
+        agent: Agent = self.existing(request, str(agent_id))
+        if not self.has_view_permission(request, agent):
+            raise PermissionDenied
+        found = transcripts.file_of(agent, event_id, file)
+        if found is None:
+            raise Http404(f"event {event_id} of agent {agent.name!r} has no {file!r}")
+        return attachment(found.body, found.name)
+
     @staticmethod
     def _transcript(agent: Agent) -> dict[str, Any]:
         turns, is_cut = transcripts.turns(agent)
@@ -157,7 +196,7 @@ class AgentAdmin(RuntimeRowAdmin):
     def new_view(self, request: HttpRequest) -> HttpResponse:
         if not self.has_invoke_permission(request):
             raise PermissionDenied
-        form = AgentForm(self._callable_members(request), request.POST or None)
+        form = AgentForm(_callable_members(request), request.POST or None)
         if request.method == "POST" and form.is_valid() and (agent := self._make(request, form)):
             return self.page_of(agent)
         context = {
@@ -168,12 +207,6 @@ class AgentAdmin(RuntimeRowAdmin):
             "agent_problem": agent_problem(),
         }
         return TemplateResponse(request, "admin/roster/agent/new.html", context)
-
-    @staticmethod
-    def _callable_members(request: HttpRequest) -> QuerySet[GuildMember]:
-        """Members whose tools the user may call."""
-        closed_members = principal_of(request).closed_members
-        return members_of_roster().filter(enabled=True).exclude(name__in=closed_members)
 
     def _make(self, request: HttpRequest, form: AgentForm) -> Agent | None:
         """The agent, with its first message queued if there is one. None after a refusal, which the form shows."""
@@ -222,6 +255,11 @@ class AgentAdmin(RuntimeRowAdmin):
 
     # Columns
 
+    def next_step(self, request: HttpRequest) -> SafeString | str:
+        if not self.has_invoke_permission(request):
+            return ""
+        return format_html('<a href="{}">New agent</a>', reverse("admin:roster_agent_new"))
+
     @admin.display(description="status")
     def status_word(self, agent: Agent) -> SafeString:
         return present.badge(agent.status)
@@ -231,5 +269,5 @@ class AgentAdmin(RuntimeRowAdmin):
         return format_html_join(", ", "{}", ((present.link(member),) for member in agent.members.all()))
 
     @admin.display(description="messages", ordering="message_total")
-    def message_count(self, agent: Agent) -> int:
-        return int(getattr(agent, "message_total", 0))
+    def message_count(self, agent: Agent) -> str:
+        return present.number(getattr(agent, "message_total", 0))

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from django.urls import reverse
 from django.utils.safestring import SafeString
 
 from mcp_runtime.control.agents import transcript
 from roster.admin import live, present
-from roster.admin.calls import results
-from roster.agent_config import SERVER_NAME
+from roster.admin.calls import files, results
+from roster.admin.calls.files import File
+from roster.admin.calls.items import Item, markdown
+from roster.admin.calls.json_view import json_tree
 from roster.calls import texts_of
+from roster.client_formats import SERVER_NAME
 from roster.models import Agent, AgentEvent, AgentMessage
 
 SHOWN_MESSAGES = 50
@@ -46,7 +50,9 @@ class Step:
     server: str = ""
     tool: str = ""
     gist: str = ""
-    items: list[results.Item] = field(default_factory=list)
+    items: list[Item] = field(default_factory=list)
+    left_out: int = 0
+    whole: Item | None = None
     outcome: str = ""  # of a call: `succeeded`, `failed`, or empty while it is in progress
 
 
@@ -111,9 +117,9 @@ def _turn(message: AgentMessage, events: Iterable[AgentEvent]) -> Turn:
                 if call is None:  # its call is among the omitted events
                     call = Step(event.pk, Kind.TOOL_CALL.value, tool="an earlier call")
                     steps.append(call)
-                _answer(call, event.data)
+                _answer(call, event, message.agent_id)
             case _:
-                steps.append(_text_step(event))
+                steps.append(_text_step(event, message.agent_id))
     is_failed = message.status == AgentMessage.Status.FAILED
     return Turn(
         message,
@@ -131,7 +137,7 @@ def _call(event: AgentEvent) -> Step:
     return Step(
         event.pk,
         event.kind,
-        html=results.json_tree(arguments),
+        html=json_tree(arguments),
         server=""
         if data["server"] == SERVER_NAME
         else str(data["server"]),  # the names of its tools contain the member
@@ -140,20 +146,55 @@ def _call(event: AgentEvent) -> Step:
     )
 
 
-def _answer(call: Step, data: dict[str, Any]) -> None:
-    content = data["content"] if isinstance(data["content"], list) else [data["content"]]
-    call.outcome = "failed" if data["is_error"] else "succeeded"
-    call.items = results.items_of(content[:SHOWN_ITEMS])
-    call.gist = present.one_line(" ".join(texts_of(data))[:1000], 100) or call.gist
+def _answer(call: Step, event: AgentEvent, agent_id: int) -> None:
+    content = _content_of(event)
+    call.outcome = "failed" if event.data["is_error"] else "succeeded"
+    call.items = [
+        replace(item, address=_address(agent_id, event, str(number)))
+        for number, item in enumerate(results.items_of(content[:SHOWN_ITEMS]))
+    ]
+    call.left_out = max(0, len(content) - SHOWN_ITEMS)
+    if len(content) > 1:
+        address = _address(agent_id, event, files.WHOLE)
+        call.whole = Item("whole result", SafeString(""), address=address, by_address=True)
+    call.gist = present.one_line(" ".join(texts_of(event.data))[:1000], 100) or call.gist
 
 
-def _text_step(event: AgentEvent) -> Step:
+def _text_step(event: AgentEvent, agent_id: int) -> Step:
     data = event.data
     if event.kind == Kind.SERVERS:
         lines = [f"{server['name']} is {server['status']}: {server['error']}" for server in data["servers"]]
         return Step(event.pk, event.kind, html=present.text_block(present.bounded("\n".join(lines), SHOWN_TEXT)))
     text = present.bounded(str(data["text"]), SHOWN_TEXT)
-    return Step(event.pk, event.kind, html=results.markdown(text) if event.kind == Kind.TEXT else text)
+    if event.kind != Kind.TEXT:
+        return Step(event.pk, event.kind, html=text)
+    item = Item("Markdown", markdown(text), address=_address(agent_id, event, "0"), by_address=True)
+    return Step(event.pk, event.kind, items=[item])
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def file_of(agent: Agent, event_id: int, part: str) -> File | None:
+    """A text of the agent, or the result of a call, or an item of it. None if there is none."""
+    event = transcript(agent).filter(pk=event_id, kind__in=[Kind.TEXT, Kind.TOOL_RESULT]).first()
+    if event is None:
+        return None
+    return files.file_in(f"{agent.name[:60]}-{event.pk}", part, event.data.get("content"), _content_of(event))
+
+
+def _content_of(event: AgentEvent) -> list[Any]:
+    if event.kind == Kind.TEXT:
+        return [{"type": "text", "text": str(event.data["text"])}]
+    content = event.data["content"]
+    return content if isinstance(content, list) else [content]
+
+
+def _address(agent_id: int, event: AgentEvent, part: str) -> str:
+    return reverse("admin:roster_agent_file", args=[agent_id, event.pk, part])
+
+
+# Words ------------------------------------------------------------------------------------------------------------
 
 
 def _usage(usage: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from django.db.models import QuerySet
 
 from mcp_runtime.control.calls import masked_arguments
+from roster.admin.calls.lines import escaped
 from roster.models import Call
 
 # The limits of each side. At worst a comparison costs the product of both sides' lines, and members decide on results.
@@ -66,7 +67,7 @@ def part(title: str, left: str, right: str) -> Part:
 
 
 def _lines(text: str) -> list[str]:
-    return [line[:MAX_LINE] for line in text[:MAX_CHARACTERS].splitlines()[:MAX_LINES]]
+    return [escaped(line[:MAX_LINE]) for line in text[:MAX_CHARACTERS].splitlines()[:MAX_LINES]]
 
 
 def _differences(left: list[str], right: list[str]) -> Iterator[Line]:

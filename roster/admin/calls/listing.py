@@ -6,20 +6,29 @@ page says how far it searched and links to older calls: `?before=ID`.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import Page, Paginator
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, TextField
+from django.db.models.functions import Cast, Substr
 from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html
 
+from mcp_runtime.control import call_search
 from mcp_runtime.control.members import members_of_roster
+from mcp_runtime.control.tool_sets import ToolSetsOfCalls
+from mcp_runtime.protocol.errors import SearchError
+from roster.admin import present
+from roster.admin.calls.lines import BEGINNING
 from roster.admin.rows import principal_of
 from roster.models import Call, GuildMember, Token
 
@@ -37,12 +46,22 @@ UNINDEXED = (
     "error_kind__exact",
     "source__exact",
     "tool_name",
+    "tool_set",
     "within",
     "queued_at__gte",
     "queued_at__lt",
 )
 
+_TOOL_SETS = "_guild_hall_tool_sets_of_calls"
 WITHIN = {"900": "last 15 minutes", "3600": "last hour", "86400": "last day", "604800": "last week"}
+
+
+def tool_sets_of(request: HttpRequest) -> ToolSetsOfCalls:
+    """What the user may know about the tool sets of calls. It is looked up once per request."""
+    if not hasattr(request, _TOOL_SETS):
+        is_superuser = bool(getattr(request.user, "is_superuser", False))
+        setattr(request, _TOOL_SETS, ToolSetsOfCalls(principal_of(request), is_superuser=is_superuser))
+    return cast(ToolSetsOfCalls, getattr(request, _TOOL_SETS))
 
 
 # Filters ----------------------------------------------------------------------------------------------------------
@@ -70,6 +89,14 @@ class ByTool(TypedFilter):
 
     def narrow(self, rows: QuerySet[Any], value: str) -> QuerySet[Any]:
         return rows.filter(tool_name=value)
+
+
+class ByToolSet(TypedFilter):
+    title = parameter_name = "tool_set"
+
+    def queryset(self, request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
+        name = (self.value() or "").strip().replace("\0", "")
+        return rows.filter(tool_sets_of(request).calls_through(name)) if name else rows
 
 
 class ByToken(TypedFilter):
@@ -179,11 +206,13 @@ class CallList(ChangeList):
     """
 
     oldest_id = 0
-    unbounded: QuerySet[Any]  # all matches, of any age
+    fault = ""  # why there is no result
+    filtered: QuerySet[Any]  # all calls that pass the filters, of any age, and also those that the search excludes
 
     def get_queryset(self, *args: Any, **kwargs: Any) -> QuerySet[Any]:
-        self.unbounded = super().get_queryset(*args, **kwargs)
-        rows = self.unbounded.defer("arguments", "result", "error_data")
+        self.filtered = super().get_queryset(*args, **kwargs)
+        beginning = Substr(Cast("arguments", TextField()), 1, BEGINNING)
+        rows: QuerySet[Any] = self.filtered.defer(*Call.UNLISTED).annotate(arguments_beginning=beginning)
         if not self._is_searched:
             return rows
         newest = rows.model.objects.order_by("-id")
@@ -193,7 +222,11 @@ class CallList(ChangeList):
             newest = newest.filter(pk__lt=first_id_at(moment_in(until) + LONGEST_CALL))
         latest = newest.values_list("id", flat=True).first() or 0
         self.oldest_id = max(0, latest - SCANNED)
-        return rows.filter(pk__gt=self.oldest_id)
+        return rows.filter(self.search.within(self.oldest_id, latest), pk__gt=self.oldest_id)
+
+    @cached_property
+    def search(self) -> Search:
+        return Search(self.query)
 
     def filter_value(self, name: str) -> str:
         """The value of this filter in the URL."""
@@ -206,10 +239,21 @@ class CallList(ChangeList):
         return filters
 
     def get_results(self, request: HttpRequest) -> None:
+        try:
+            with call_search.limit() if self.query else nullcontext():
+                self._read_results(request)
+        except SearchError as error:
+            self.fault = str(error)
+            self.queryset = self.queryset.none()
+            self._read_results(request)
+
+    def _read_results(self, request: HttpRequest) -> None:
         super().get_results(request)
         if not self.multi_page:
             # Django would run the whole search once more.
             self.result_list = self.paginator.page(1).object_list
+        if self.query:
+            self.result_list = list(self.result_list)  # within the limit of time
 
     @property
     def _is_searched(self) -> bool:
@@ -241,19 +285,52 @@ class CallList(ChangeList):
         return self.get_query_string({"before": self.oldest_id + 1}, ["p"])
 
 
-def search(rows: QuerySet[Any], text: str) -> QuerySet[Any]:
-    """Calls whose id is `text`, or whose tool, member, requester or error contains it."""
-    words = text.strip()[:200].replace("\0", "")
-    if not words:
-        return rows
-    matches = Q(tool_name__icontains=words) | Q(requester__icontains=words) | Q(error_message__icontains=words)
-    members = list(GuildMember.objects.filter(name__icontains=words).values_list("pk", flat=True)[:1000])
-    if members:
-        matches |= Q(member_id__in=members)
-    number = words.removeprefix("#")
-    if number.isascii() and number.isdigit() and len(number) <= 18:
-        matches |= Q(pk=int(number))
-    return rows.filter(matches)
+def note_of_search(calls: CallList) -> str:
+    """What the user must know about a search for words. Empty if there is nothing."""
+    if not calls.query:
+        return ""
+    if fault := call_search.fault():
+        return fault
+    since = call_search.searched_since()
+    text = "Arguments and results are searched of calls that ended after {}."
+    return format_html(text, present.when(since)) if since else ""
+
+
+# The search -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Search:
+    """A search for calls whose id is `text`, whose tool, member, requester or error contains it, or whose arguments,
+    result and error have all its words.
+    """
+
+    text: str
+
+    def within(self, above: int = 0, until: int = call_search.MAX_ID) -> Q:
+        """The condition for calls with ids in `above` < id <= `until`. The words are searched only there.
+
+        It is empty without words.
+        """
+        if not self._words:
+            return Q()
+        return self._of_columns | call_search.matching(self._words, above=above, until=until)
+
+    @cached_property
+    def _words(self) -> str:
+        return self.text.strip()[:200].replace("\0", "")
+
+    @cached_property
+    def _of_columns(self) -> Q:
+        words = self._words
+        matches = Q(tool_name__icontains=words) | Q(requester__icontains=words) | Q(error_message__icontains=words)
+        members = list(GuildMember.objects.filter(name__icontains=words).values_list("pk", flat=True)[:1000])
+        if members:
+            matches |= Q(member_id__in=members)
+        number = words.removeprefix("#")
+        if number.isascii() and number.isdigit() and len(number) <= 18:
+            matches |= Q(pk=int(number))
+        return matches
 
 
 # The form of the filters ------------------------------------------------------------------------------------------
@@ -271,12 +348,19 @@ def form_of(request: HttpRequest, calls: CallList) -> dict[str, Any]:
         _select("error_kind__exact", "Error kind", Call.ErrorKind.choices, calls),
         _select("member__id__exact", "Member", [(str(pk), name) for pk, name in members], calls),
         _select("source__exact", "Source", Call.Source.choices, calls),
+        _select("tool_set", "Tool set", _options([*tool_sets_of(request).names], calls, "tool_set"), calls),
         _select("token", "Token", [(str(token.pk), _token_label(token)) for token in tokens[:MAX_TOKENS]], calls),
         _select("within", "Time", list(WITHIN.items()), calls),
     ]
     texts = {name: calls.filter_value(name) for name in ("tool_name", "queued_at__gte", "queued_at__lt")}
     active_filters = sum(1 for choice in choices if choice["value"]) + sum(1 for value in texts.values() if value)
     return {"choices": choices, "texts": texts, "active_filters": active_filters, "query": calls.query}
+
+
+def _options(names: list[str], calls: CallList, filter_name: str) -> list[tuple[str, str]]:
+    """The names, and the value in the URL, which may be that of a deleted row."""
+    value = calls.filter_value(filter_name)
+    return [(name, name) for name in sorted({*names, value} - {""})]
 
 
 def _token_label(token: Token) -> str:

@@ -1,92 +1,64 @@
-"""Calls: the list, a call's page, and the actions."""
+"""Calls: a call's page, and the actions. `list_screen` has the list."""
 
 from __future__ import annotations
 
-import time
 import uuid
-from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
-from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.db.models import Model, Q, QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
+from django.db.models import Model, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
-from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime.calls.transitions import Requester
-from mcp_runtime.control.calls import SPANS, calls_version, cancel_call, masked_arguments, queue_call, why_not_again
-from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
-from roster.admin import live, present, statistics
-from roster.admin.calls import comparison, export, listing, results
-from roster.admin.calls.listing import CallList, CallPaginator
-from roster.admin.rows import ReachableMembersFilter, RuntimeRowAdmin, principal_of
+from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call, why_not_again
+from mcp_runtime.protocol import mcp
+from mcp_runtime.protocol.errors import (
+    AccessError,
+    NotAllowedError,
+    NotCancellableError,
+    RequestRefusedError,
+)
+from mcp_runtime.security import access
+from roster.admin import live, present
+from roster.admin.calls import comparison, files, listing, results
+from roster.admin.calls.list_screen import CallListScreen
+from roster.admin.calls.log import page_of_log
+from roster.admin.downloads import attachment
+from roster.admin.rows import principal_of
 from roster.admin.tools import runner
-from roster.models import Call, Tool
+from roster.models import Call, Tool, ToolSet
 
-LIST_PART = "admin/roster/call/list_part.html"
 PART = "admin/roster/call/part.html"
-AGING_SECONDS = 10
-EXPORTS_FULL = "Too many exports are in progress. Try again when one of them is complete.\n"
 SENT_BEFORE = "You already pressed this button. This is the call that it made."
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of the list."""
-
-    call: Call
-    badge: SafeString
-    error: str
-    requester: str
-    duration: str
-    is_running: bool
-
-
 @admin.register(Call)
-class CallAdmin(RuntimeRowAdmin):
-    list_display = ["number"]
-    list_filter = [
-        *("status", "error_kind", "source", ("member", ReachableMembersFilter)),
-        *(listing.ByTool, listing.ByToken, listing.Within, listing.Since, listing.Until, listing.Before),
-    ]
-    search_fields = ["tool_name"]  # listing.search decides which columns are searched
-    sortable_by = ()
-    list_per_page = list_max_show_all = listing.PER_PAGE
-    paginator = CallPaginator
+class CallAdmin(CallListScreen):
+    has_history = True
     actions = ["cancel", "compare"]
-    change_list_template = "admin/roster/call/change_list.html"
     change_form_template = "admin/roster/call/change_form.html"
 
-    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
-        return CallList
-
     def get_queryset(self, request: HttpRequest) -> QuerySet[Call]:
-        """Users may see their own calls, even if the member has been reserved for others since."""
-        closed_members = principal_of(request).closed_members
-        rows = admin.ModelAdmin.get_queryset(self, request).select_related("member", "token")
-        if closed_members:
-            rows = rows.filter(~Q(member__name__in=closed_members) | Q(requested_by=request.user.pk))
-        return rows
-
-    def get_search_results(
-        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
-    ) -> tuple[QuerySet[Any], bool]:
-        return listing.search(queryset, search_term), False
+        """Own calls, even if the member has been reserved for others since. With the permission those of all users."""
+        principal = principal_of(request)
+        rights = (principal.is_narrowed, self.views_all(request), principal.closed_members)
+        readable = access.calls_readable_by(*rights, user=principal.user_id, token=principal.token_id)
+        rows: QuerySet[Call] = admin.ModelAdmin.get_queryset(self, request).select_related("member", "token")
+        return rows.filter(readable)
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Users may see their own calls."""
+        """Who calls tools sees the list. `get_queryset` decides which calls are in it, and which have a page."""
         if isinstance(obj, Call) and obj.requested_by_id and obj.requested_by_id == request.user.pk:
             return True
-        return super().has_view_permission(request, obj)
+        return super().has_view_permission(request, obj) or (obj is None and self.has_invoke_permission(request))
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         return []  # the page has its own template
@@ -94,103 +66,33 @@ class CallAdmin(RuntimeRowAdmin):
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
-            path("statistics/", view(statistics.fragment), name="roster_statistics"),
-            path("export/<slug:form>/", view(self.export_view), name="roster_call_export"),
             path("compare/", view(self.compare_view), name="roster_call_compare"),
+            path("<int:call_id>/file/<slug:file>/", view(self.file_view), name="roster_call_file"),
             path("<int:call_id>/part/", view(self.part_view), name="roster_call_part"),
             path("<int:call_id>/cancel/", view(self.cancel_view), name="roster_call_cancel"),
             path("<int:call_id>/replay/", view(self.replay_view), name="roster_call_replay"),
+            path("<int:call_id>/log/", view(self.log_view), name="roster_call_log"),
             path("<int:call_id>/previous/", view(self.previous_view), name="roster_call_previous"),
             *super().get_urls(),
         ]
 
     def _visible(self, request: HttpRequest, call_id: object) -> Call:
-        """Raises Http404, PermissionDenied."""
-        call = cast(Call, self.existing(request, str(call_id)))
-        if not self.has_view_permission(request, call):
-            raise PermissionDenied
-        return call
-
-    # The list
-
-    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
-        if request.method == "GET" and "" in request.GET.values():
-            return redirect(f"{request.path}{_without_empty(request.GET)}")  # of an unchanged form
-        if request.headers.get("X-Live") == "part":
-            return self._list_part(request)
-        etag = self._list_etag(request)  # before the rows are read, so that a change meanwhile causes another request
-        response = super().changelist_view(request, {**(extra_context or {}), "title": "Calls", "etag": etag})
-        context = getattr(response, "context_data", None) or {}
-        if calls := context.get("cl"):
-            context.update(self._list_context(calls), **self._frame_context(request, calls))
-        return response
-
-    def _list_part(self, request: HttpRequest) -> HttpResponse:
-        """Only the rows, for live updates."""
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        try:
-            return live.part(
-                request,
-                LIST_PART,
-                lambda: self._list_context(cast(CallList, self.get_changelist_instance(request))),
-                tag=self._list_etag(request),
-            )
-        except IncorrectLookupParameters as error:
-            raise Http404("the list has no such filter") from error
-
-    @staticmethod
-    def _list_etag(request: HttpRequest) -> str:
-        """Changes when any call was queued, started or ended, so that an unchanged search does not run each second."""
-        # With a filter for the last minutes, calls drop out even without new ones.
-        clock = int(time.time() // AGING_SECONDS) if request.GET.get("within") else 0
-        return live.etag(*calls_version(), sorted(principal_of(request).closed_members), clock)
-
-    @staticmethod
-    def _list_context(calls: CallList) -> dict[str, Any]:
-        return {
-            "cl": calls,
-            "rows": [_row(call) for call in calls.result_list],
-            "scanned": f"{listing.SCANNED:,}",
-        }
-
-    def _frame_context(self, request: HttpRequest, calls: CallList) -> dict[str, Any]:
-        member_id = calls.filter_value("member__id__exact")
-        return {
-            "form": listing.form_of(request, calls),
-            "filter_query": calls.get_query_string(remove=["p", "span", "e"]),
-            "has_plots": "span" in request.GET,
-            "plots_query": calls.get_query_string({"span": SPANS[0]}, ["p", "e"]),
-            "follows": calls.page_num == 1
-            and not calls.filter_value("before")
-            and not calls.filter_value("queued_at__lt"),
-            "plot_member": statistics.member_of(request, member_id),
-            "may_cancel": self.has_cancel_permission(request),
-        }
-
-    def export_view(self, request: HttpRequest, form: str) -> HttpResponseBase:
-        if not self.has_view_permission(request):
-            raise PermissionDenied
-        if form not in export.FORMATS:
-            raise Http404(f"there is no export format {form!r}")
-        try:
-            calls = self.get_changelist_instance(request)
-        except IncorrectLookupParameters as error:
-            raise Http404("the list has no such filter") from error
-        response = export.exported(cast(CallList, calls).unbounded, form, (request.user.pk, None))
-        return response or HttpResponse(EXPORTS_FULL, status=429, content_type="text/plain; charset=utf-8")
+        """A call that the user may see. Raises Http404, also for calls of others."""
+        return cast(Call, self.existing(request, str(call_id)))
 
     # A call
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:
-        call = self.get_object(request, object_id)
-        context: dict[str, Any] = {}
-        if isinstance(call, Call) and self.has_view_permission(request, call):
-            title = {"title": f"Call {call.pk}", "etag": self._etag(call)}
-            context = {**self._page_context(request, call), **title}
-        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
+        call = self._visible(request, object_id)
+        title = {"title": f"Call {call.pk}", "etag": self._etag(call)}
+        context = {**(extra_context or {}), **self._page_context(request, call), **title}
+        return super().change_view(request, object_id, form_url, context)
+
+    def history_view(self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None) -> Any:
+        self._visible(request, object_id)
+        return super().history_view(request, object_id, extra_context)
 
     def part_view(self, request: HttpRequest, call_id: int) -> HttpResponse:
         """The live part of a call in progress."""
@@ -203,6 +105,14 @@ class CallAdmin(RuntimeRowAdmin):
             is_final=call.is_finished,
         )
 
+    def file_view(self, request: HttpRequest, call_id: int, file: str) -> HttpResponse:
+        """A part of the result as a download. `file` is a name of `files.file_of`."""
+        call = self._visible(request, call_id)
+        found = files.file_of(call, file) if call.is_finished else None
+        if found is None:
+            raise Http404(f"call {call_id} has no {file!r}")
+        return attachment(found.body, found.name)
+
     @staticmethod
     def _etag(call: Call) -> str:
         return live.etag("call", call.pk, call.status, call.progress, call.cancel_requested_at, call.finished_at)
@@ -212,7 +122,8 @@ class CallAdmin(RuntimeRowAdmin):
         tool = Tool.objects.filter(member=member, name=call.tool_name).first()
         may_invoke = self.has_invoke_permission(request)
         is_there = member.enabled and not member.removed_at and principal_of(request).reaches(member.name)
-        is_callable = tool is not None and tool.listed and tool.enabled and not tool.is_held and may_invoke and is_there
+        is_offered = tool is not None and tool.listed and tool.enabled and not tool.is_held
+        is_callable = is_offered and may_invoke and is_there and not (tool and mcp.needs_task(tool.definition))
         return {
             "call": call,
             "is_active": not call.is_finished,
@@ -226,7 +137,23 @@ class CallAdmin(RuntimeRowAdmin):
             "arguments": present.json_block(masked_arguments(call)),
             "duration": present.seconds(call.duration),
             "token": _token(call),
+            "tool_set": _tool_set(request, call),
+            "has_log": call.started_at is not None and _may_read_log(request, call),
         }
+
+    def log_view(self, request: HttpRequest, call_id: int) -> HttpResponse:
+        """The lines that the member wrote during the call."""
+        call = self._visible(request, call_id)
+        if not _may_read_log(request, call):
+            raise PermissionDenied
+        context = {
+            **self.admin_site.each_context(request),
+            **page_of_log(call),
+            "title": f"Log during call {call.pk}",
+            "opts": self.opts,
+            "call": call,
+        }
+        return TemplateResponse(request, "admin/roster/call/log.html", context)
 
     # Cancel
 
@@ -236,16 +163,11 @@ class CallAdmin(RuntimeRowAdmin):
 
     @method_decorator(require_POST)
     def cancel_view(self, request: HttpRequest, call_id: int) -> HttpResponseBase:
-        call = self.existing(request, str(call_id))
-        if not self.has_view_permission(request, call) or not self._may_cancel(request, call):
+        call = self._visible(request, call_id)
+        if not self._may_cancel(request, call):
             raise PermissionDenied
         self._cancel(request, [call])
         return live.form_response(request, self.page_of(call))
-
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        """Whether the action is offered. `_may_cancel` decides for each call."""
-        principal = principal_of(request)
-        return principal.invokes or principal.controls
 
     @staticmethod
     def _may_cancel(request: HttpRequest, call: Call) -> bool:
@@ -308,10 +230,7 @@ class CallAdmin(RuntimeRowAdmin):
     def previous_view(self, request: HttpRequest, call_id: int) -> HttpResponse:
         """Redirect to the comparison with the previous call of the same tool."""
         call = self._visible(request, call_id)
-        rows = self.get_queryset(request)
-        if not self.has_view_permission(request):
-            rows = rows.filter(requested_by=request.user.pk)
-        earlier = comparison.previous_of(rows, call)
+        earlier = comparison.previous_of(self.get_queryset(request), call)
         if earlier is None:
             messages.info(request, "There is no earlier call of this tool to compare with.")
             return self.page_of(call)
@@ -319,44 +238,38 @@ class CallAdmin(RuntimeRowAdmin):
 
     def compare_view(self, request: HttpRequest) -> HttpResponse:
         left, right = (self._visible(request, request.GET.get(name, "")[:18]) for name in ("left", "right"))
+        tool_sets = listing.tool_sets_of(request)
         context = {
             **self.admin_site.each_context(request),
             "title": f"Calls {left.pk} and {right.pk}",
             "opts": self.opts,
             "calls": [left, right],
-            "facts": list(zip(_FACTS, _facts(left), _facts(right), strict=True)),
+            "facts": list(zip(_FACTS, *(_facts(call, tool_sets.of(call)) for call in (left, right)), strict=True)),
             "parts": comparison.compare(left, right),
-            "max_lines": f"{comparison.MAX_LINES:,}",
-            "max_characters": f"{comparison.MAX_CHARACTERS:,}",
+            "max_lines": comparison.MAX_LINES,
+            "max_characters": comparison.MAX_CHARACTERS,
         }
         return TemplateResponse(request, "admin/roster/call/compare.html", context)
-
-    @admin.display(description="call")
-    def number(self, call: Call) -> int:
-        return call.pk
 
 
 # Texts about a call -----------------------------------------------------------------------------------------------
 
-_FACTS = ("Member", "Tool", "Status", "Duration", "Requester", "Source", "Queued (UTC)")
+_FACTS = ("Member", "Tool", "Status", "Duration", "Requester", "Source", "Tool set", "Queued")
 
 
-def _facts(call: Call) -> tuple[str, ...]:
+def _facts(call: Call, tool_set: str | None) -> tuple[str, ...]:
     status = f"{call.status} ({call.error_kind})" if call.error_kind else call.status
     duration, requester = present.seconds(call.duration), call.requester or present.NOTHING
-    source = Call.Source(call.source).label
-    return call.member.name, call.tool_name, status, duration, requester, str(source), present.when(call.queued_at)
+    origin = str(Call.Source(call.source).label), tool_set or present.NOTHING
+    return call.member.name, call.tool_name, status, duration, requester, *origin, present.when(call.queued_at)
 
 
-def _row(call: Call) -> Row:
-    return Row(
-        call=call,
-        badge=present.badge(call.status),
-        error=present.one_line(call.error_message, 160),
-        requester=present.one_line(call.requester, 60) or present.NOTHING,
-        duration=present.seconds(call.duration),
-        is_running=call.status == Call.Status.RUNNING and call.started_at is not None,
-    )
+def _may_read_log(request: HttpRequest, call: Call) -> bool:
+    try:
+        access.require_log(principal_of(request), call.member.name)
+    except NotAllowedError:
+        return False
+    return call.member.name not in principal_of(request).closed_members
 
 
 def _token(call: Call) -> str:
@@ -364,10 +277,14 @@ def _token(call: Call) -> str:
     return f"{token.hint}…" + (f" ({token.name})" if token.name else "") if token else present.NOTHING
 
 
+def _tool_set(request: HttpRequest, call: Call) -> str:
+    """Its name, with a link to its page if it still exists for the user."""
+    tool_sets = listing.tool_sets_of(request)
+    name = tool_sets.of(call)
+    if name in tool_sets.names and request.user.has_perm("roster.view_toolset"):
+        return present.link(ToolSet.objects.get(name=name))
+    return name or present.NOTHING
+
+
 def _comparison(left: int, right: int) -> str:
     return f"{reverse('admin:roster_call_compare')}?{urlencode({'left': left, 'right': right})}"
-
-
-def _without_empty(params: QueryDict) -> str:
-    query = urlencode([(name, value) for name, value in params.items() if value])
-    return f"?{query}" if query else ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from django.contrib import admin
+from django.http import HttpRequest
+from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -12,13 +14,21 @@ from roster.admin.rows import ReachableMembersFilter, RuntimeRowAdmin
 from roster.models import PortAllocation, StatusChange
 
 
+class MemberRowAdmin(RuntimeRowAdmin):
+    """Rows that members get when they start."""
+
+    def next_step(self, request: HttpRequest) -> SafeString | str:
+        return format_html('Members get it when they start: <a href="{}">go to the roster</a>.', reverse("admin:index"))
+
+
 @admin.register(StatusChange)
-class StatusChangeAdmin(RuntimeRowAdmin):
+class StatusChangeAdmin(MemberRowAdmin):
+    nothing_yet = "The status of no member has changed yet."
     list_display = ["happened", "of_member", "change", "cause", "exit", "short_message"]
     list_select_related = ["member"]
     list_filter = ["new", "created_at", ("member", ReachableMembersFilter)]
     search_fields = ["member__name", "cause", "message"]
-    fields = ["happened", "of_member", "change", "cause", "exit", "full_message", "log"]
+    fields = ["happened", "of_member", "change", "cause", "exit", "full_message", "repeated", "log"]
 
     happened = present.moment_column("created_at", "time")
 
@@ -36,11 +46,18 @@ class StatusChangeAdmin(RuntimeRowAdmin):
 
     @admin.display(description="message")
     def short_message(self, change: StatusChange) -> str:
-        return present.one_line(change.message) or present.NOTHING
+        times = f" ({change.repeats} more times)" if change.repeats else ""
+        return present.with_times((present.one_line(change.message) or present.NOTHING) + times)
 
     @admin.display(description="message")
     def full_message(self, change: StatusChange) -> str:
         return present.text_block(change.message)
+
+    @admin.display(description="restarts with the same failure")
+    def repeated(self, change: StatusChange) -> str:
+        if change.repeated_at is None:
+            return present.NOTHING
+        return format_html("{}, the last one at {}", change.repeats, present.when(change.repeated_at))
 
     @admin.display(description="last lines of output")
     def log(self, change: StatusChange) -> str:
@@ -48,7 +65,8 @@ class StatusChangeAdmin(RuntimeRowAdmin):
 
 
 @admin.register(PortAllocation)
-class PortAllocationAdmin(RuntimeRowAdmin):
+class PortAllocationAdmin(MemberRowAdmin):
+    nothing_yet = "No member has a port yet."
     list_display = ["port", "of_member", "endpoint", "allocated"]
     list_select_related = ["member"]
     search_fields = ["=port", "member__name"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from django.db.models import QuerySet, TextField
@@ -13,15 +14,21 @@ from django.utils.text import get_valid_filename
 
 from mcp_runtime.control.logs import log_after, whole_log
 from mcp_runtime.control.members import folder_notes
+from mcp_runtime.control.packages import package_report
 from mcp_runtime.control.sandboxes import sandbox_report
+from mcp_runtime.control.ways_in import report_of
 from mcp_runtime.members.logs import plain
+from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import LogUnavailableError, describe_exit
 from mcp_runtime.rows.database import give_connection_back
 from mcp_runtime.schemas.secrets import mask
 from mcp_runtime.secrets.references import is_reference
+from roster import addresses
 from roster.admin import live, present
-from roster.admin.members.verbs import diagnosis_of, visible_row, visible_since
+from roster.admin.members.verbs import diagnosis_of, visible_row, visible_since, word_of
 from roster.admin.rows import principal_of
+from roster.calls import without_names
+from roster.diagnosis import Diagnosis
 from roster.models import Call, GuildMember, StatusChange, Tool
 
 SHOWN_CHANGES = 20
@@ -40,23 +47,38 @@ Status = GuildMember.Status
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a member does not run: one sentence, its last lines, and what to do."""
+    """Why a member does not run: one sentence, the line of its output that says most, its last lines, what to do.
+
+    `repeats` is how many automatic restarts failed in the same way, the last one at `repeated_at`.
+    """
 
     reason: str
-    last_lines: str
     remedy: str
+    key: str
+    last_words: str = ""
+    last_lines: str = ""
+    repeats: int = 0
+    repeated_at: datetime | None = None
 
 
 def fault_of(member: Any, status: str) -> Fault | None:
     """None if nothing is wrong. A member with a faulty manifest may still run."""
     if not member.manifest_error and status != Status.ERROR:
         return None
-    diagnosis = diagnosis_of(member)
-    remedy = diagnosis.remedy if diagnosis else ""
+    diagnosis = diagnosis_of(member) or Diagnosis("", "")
     change = None if member.manifest_error else changes_of(member).filter(new=Status.ERROR).first()
-    if change is not None:
-        return Fault(change.short_text, change.last_lines, remedy)
-    return Fault(present.bounded(member.manifest_error or member.last_error, SHOWN_MESSAGE), "", remedy)
+    if change is None:
+        message = present.bounded(member.manifest_error or member.last_error, SHOWN_MESSAGE)
+        return Fault(message, diagnosis.remedy, diagnosis.key)
+    return Fault(
+        diagnosis.cause if member.last_error and diagnosis.cause else change.short_text,
+        diagnosis.remedy,
+        diagnosis.key,
+        last_words=diagnosis.last_words,
+        last_lines=change.last_lines,
+        repeats=change.repeats,
+        repeated_at=change.repeated_at,
+    )
 
 
 # Parts ------------------------------------------------------------------------------------------------------------
@@ -68,17 +90,22 @@ def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str,
     return {
         "member": member,
         "status": status,
+        "word": word_of(row),
+        "sign_in": report_of(member),
+        "needs_sign_in": row.needs_sign_in,
         "since": visible_since(member),
         "fault": fault_of(member, status),
         "progress": progress,
         "verbs": verbs,
         "warnings": [*_node_warnings(member), *row.all_warnings, *folder_notes(member)],
         "endpoint": row.endpoint or "",
+        "gateway_address": "" if member.removed_at else addresses.address_of_member(member.name),
         "pid": row.pid,
         "port": member.port if member.runtime_is_alive else None,
         "last_exit": "" if member.exit_code is None else describe_exit(member.exit_code),
         "next_try_at": row.next_restart_at,
         "sandbox": sandbox_report(member),
+        "packages": package_report(member),
         "groups": sorted(group.name for group in member.groups.all()),
     }
 
@@ -94,7 +121,7 @@ def tools(request: HttpRequest, member: Any) -> dict[str, Any]:
     rows = list(tools_of(request, member)[: SHOWN_TOOLS + 1])
     return {
         "member": member,
-        "tools": rows[:SHOWN_TOOLS],
+        "tools": [_with(tool, needs_task=mcp.needs_task(tool.definition)) for tool in rows[:SHOWN_TOOLS]],
         "has_more": len(rows) > SHOWN_TOOLS,
         "may_call": principal.invokes and member.enabled and member.removed_at is None,
         "may_control_tools": principal.controls,
@@ -134,8 +161,16 @@ def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
     rows = calls.annotate(short_text=Left("error_message", SHOWN_MESSAGE)).defer("error_message")
     return {
         "member": member,
-        "calls": [_with(call, duration_text=present.seconds(call.duration)) for call in rows[:SHOWN_CALLS]],
-        "may_list_calls": views_calls,
+        "calls": [
+            _with(
+                call,
+                duration_text=present.seconds(call.duration),
+                short_text=without_names(call.short_text, call.tool_name),
+            )
+            for call in rows[:SHOWN_CALLS]
+        ],
+        "may_list_calls": views_calls or principal_of(request).invokes,
+        "views_all_calls": views_calls,
         "changes": [
             _with(change, exit_words="" if change.exit_code is None else describe_exit(change.exit_code))
             for change in changes_of(member)[:SHOWN_CHANGES]
@@ -144,8 +179,8 @@ def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
     }
 
 
-def _with(row: Any, **words: str) -> Any:
-    """The row with texts for a template."""
+def _with(row: Any, **words: Any) -> Any:
+    """The row with more for a template."""
     for name, text in words.items():
         setattr(row, name, text)
     return row

@@ -2,109 +2,34 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
-from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from heapq import nlargest
+from operator import itemgetter
+from typing import Any
+from urllib.parse import urlencode
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
-from mcp_runtime.control.calls import calls_of_last_hour
+from mcp_runtime.control import proposals
 from mcp_runtime.control.members import visible_tools
-from roster import roles
-from roster.admin import live, present
-from roster.admin.members.verbs import (
-    Verb,
-    annotations_of,
-    diagnosis_of,
-    verbs_now,
-    visible_row,
-    visible_since,
-    visible_status,
-)
+from roster import ranking, roles
+from roster.admin import finding, live
+from roster.admin.members import cards
+from roster.admin.members.cards import VIEW_TOOLS, Line
 from roster.admin.rows import RuntimeRowAdmin, principal_of
-from roster.diagnosis import Diagnosis
 from roster.models import GuildMember, Tool
-
-if TYPE_CHECKING:
-    from roster.admin.members.verbs import Member
 
 Status = GuildMember.Status
 
-VIEW_TOOLS = "roster.view_tool"
+CARDS_AT_A_TIME = 48  # full rows of two, three and four columns
 MAX_CARDS = 300
 MAX_QUERY = 100
 MAX_TOOLS_FOUND = 6
-# All columns that a card shows. It changes only when one of them changes.
-COLUMNS = (
-    *("id", "name", "directory", "removed_at", "display_name", "description", "server_url", "manifest_error"),
-    *("manifest_warnings", "enabled", "desired_state", "restart_requested_at", "status", "status_changed_at"),
-    *("last_error", "progress", "no_answer_since", "warnings", "started_at", "protocol_version", "next_restart_at"),
-    "node",
-)
-
-
-@dataclass(frozen=True)
-class Card:
-    """A member's card."""
-
-    member: Member
-    row: GuildMember  # its current state
-    diagnosis: Diagnosis | None
-    verbs: list[Verb]
-    matching_tools: list[Tool]
-    last_hour: list[tuple[int, int]]  # (calls, failed), as `control.calls.calls_of_last_hour`
-    node: str  # the name of its owner in a hall with several nodes. Otherwise empty
-
-    @property
-    def status(self) -> str:
-        return self.row.status
-
-    @property
-    def calls(self) -> int:
-        return sum(calls for calls, _ in self.last_hour)
-
-    @property
-    def failed(self) -> int:
-        return sum(failed for _, failed in self.last_hour)
-
-    @property
-    def host(self) -> str:
-        """The address of a remote server."""
-        return urlsplit(self.member.server_url).netloc.rpartition("@")[2]
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether the row's facts about a process are current."""
-        return self.member.runtime_is_alive
-
-    @property
-    def since(self) -> datetime | None:
-        return visible_since(self.member)
-
-    @property
-    def progress(self) -> str:
-        return self.row.progress if self.status == Status.STARTING else ""
-
-    @property
-    def warning(self) -> str:
-        warnings = self.row.all_warnings
-        suffix = f" (and {len(warnings) - 1} more)" if len(warnings) > 1 else ""
-        return present.one_line(str(warnings[0]), 200) + suffix if warnings else ""
-
-    @property
-    def next_try(self) -> datetime | None:
-        return self.row.next_restart_at if self.status == Status.ERROR else None
-
-    @property
-    def has_pending_restart(self) -> bool:
-        return self.is_alive and self.member.enabled and self.member.restart_requested_at is not None
 
 
 @dataclass(frozen=True)
@@ -122,17 +47,19 @@ class RosterScreen(RuntimeRowAdmin):
     """The part of the members' admin with the first page."""
 
     def get_urls(self) -> list[URLPattern]:
-        cards = self.admin_site.admin_view(self.cards_view)
-        return [path("cards/", cards, name="roster_cards"), *super().get_urls()]
+        view = self.admin_site.admin_view(self.cards_view)
+        return [path("cards/", view, name="roster_cards"), *super().get_urls()]
 
     def roster_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
         """The page. Users without the permission to view members get a message."""
         context = {**self.admin_site.each_context(request), "title": "Roster", **(extra_context or {})}
         if self.has_view_permission(request):
             search = Search.of(request)
-            tag = self._tag(request, search)  # first, so that a change meanwhile is requested again and not missed
+            lines = self._lines(request, search)
             part = f"{reverse('admin:roster_cards')}?{search.as_query()}"
-            context |= {**self._cards(request, search), "part": part, "etag": tag}
+            context |= {**self._cards(request, search, lines), "part": part, "etag": _tag(request, search, lines)}
+            if request.user.has_perm(proposals.PERMISSION):
+                context["proposed_count"] = proposals.open_proposals().count()
         elif not roles.has_any_right(request.user):
             context |= {"title": "No role", "is_without_rights": True}
         return TemplateResponse(request, "roster/page.html", context)
@@ -142,66 +69,44 @@ class RosterScreen(RuntimeRowAdmin):
         if not self.has_view_permission(request):
             return HttpResponse("You do not have permission to view members.", status=403, content_type="text/plain")
         search = Search.of(request)
-        tag = self._tag(request, search)
-        return live.part(request, "roster/cards.html", lambda: self._cards(request, search), tag=tag)
+        lines = self._lines(request, search)
+        tag = _tag(request, search, lines)
+        return live.part(request, "roster/cards.html", lambda: self._cards(request, search, lines), tag=tag)
 
-    def _search_results(self, request: HttpRequest, search: Search) -> QuerySet[Any]:
-        """All members that match the query, with any status."""
-        members = self.get_queryset(request).filter(removed_at=None)
-        return search.filter_members(members, with_tools=_may_see_tools(request))
+    def _lines(self, request: HttpRequest, search: Search) -> list[Line]:
+        """All members that match the query, with any status. Read before the rows, so that no change is missed."""
+        members = super().get_queryset(request).filter(removed_at=None)
+        return cards.read_lines(request, search.filter_members(members, with_tools=_may_see_tools(request)))
 
-    def _tag(self, request: HttpRequest, search: Search) -> str:
-        """The ETag of all that the cards show, without their rows. Values cost a third of rows."""
-        hour, principal = last_hour.figures(), principal_of(request)
-        permissions = principal.controls, principal.invokes, principal.views_calls, request.user.has_perm(VIEW_TOOLS)
-        columns = (*COLUMNS, "port_allocation__port", "tool_count", *annotations_of(present.liveness(request)))
-        rows = [(*row, hour.get(row[0])) for row in self._search_results(request, search).values_list(*columns)]
-        return live.etag(search, permissions, present.runtime_is_alive(request), rows)
+    def _rows(self, request: HttpRequest, ids: list[int]) -> QuerySet[Any]:
+        return cards.read_rows(self.get_queryset(request).filter(pk__in=ids))
 
-    def _cards(self, request: HttpRequest, search: Search) -> dict[str, Any]:
-        """The context of roster/cards.html, with broken members first, then by name."""
-        unsorted = list(self._search_results(request, search).only(*COLUMNS, "port_allocation__port"))
-        members = sorted(unsorted, key=_order)
-        counts = Counter(visible_status(member) for member in members)
-        matches = [member for member in members if not search.status or visible_status(member) == search.status]
-        visible = matches[:MAX_CARDS]
-        tools = _matching_tools(search, visible) if _may_see_tools(request) else {}
-        principal = principal_of(request)
+    def _cards(self, request: HttpRequest, search: Search, lines: list[Line]) -> dict[str, Any]:
+        """The context of roster/cards.html: the best matches first, or without words the broken members."""
+        tools: dict[int, list[Tool]] = {}
+        if search.words:
+            ordered, tools = _ranked(search, lines, with_tools=_may_see_tools(request))
+        else:
+            ordered = sorted(lines, key=lambda line: line.order)
+        counts = Counter(line.status for line in ordered)
+        matches = [line for line in ordered if not search.status or line.status == search.status]
+        visible = matches[: search.show]
+        has_more = len(matches) > len(visible) and search.show < MAX_CARDS
         return {
-            "cards": [_card(request, member, tools.get(member.pk, [])) for member in visible],
+            "cards": cards.render(request, visible, tools, lambda ids: self._rows(request, ids)),
+            "shown": len(visible),
+            "matches": len(matches),
             "left_out": len(matches) - len(visible),
+            "more": replace(search, show=search.show + CARDS_AT_A_TIME) if has_more else None,
             "chips": _chips(search, counts),
             "search": search,
-            "may_invoke": principal.invokes,
-            "may_list_tools": request.user.has_perm(VIEW_TOOLS),
-            "may_list_calls": principal.views_calls,
-            "is_empty": not members and not search.query,
+            "is_empty": not ordered and not search.query,
         }
 
 
-class LastHour:
-    """The figures of the last hour. They cost more than the rest of the page, so they are cached for a few seconds."""
-
-    SECONDS = 3.0
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._updated_at = -self.SECONDS
-        self._figures: dict[int, list[tuple[int, int]]] = {}
-
-    def figures(self) -> dict[int, list[tuple[int, int]]]:
-        with self._lock:
-            if time.monotonic() >= self._updated_at + self.SECONDS:
-                self._figures = calls_of_last_hour()
-                self._updated_at = time.monotonic()
-            return self._figures
-
-    def forget(self) -> None:
-        """Clear the cache."""
-        self._updated_at = -self.SECONDS
-
-
-last_hour = LastHour()
+def _tag(request: HttpRequest, search: Search, lines: Iterable[Line]) -> str:
+    """The ETag of all that the cards show, without their rows."""
+    return live.etag(search, cards.shared_version(request), [line.version.hex() for line in lines])
 
 
 @dataclass(frozen=True)
@@ -210,33 +115,36 @@ class Search:
 
     query: str = ""
     status: str = ""
+    show: int = CARDS_AT_A_TIME  # cards
 
     @classmethod
     def of(cls, request: HttpRequest) -> Search:
         status = request.GET.get("status", "")
-        return cls(request.GET.get("q", "")[:MAX_QUERY].strip(), status if status in Status.values else "")
+        show = request.GET.get("show", "")
+        return cls(
+            request.GET.get("q", "")[:MAX_QUERY].strip(),
+            status if status in Status.values else "",
+            min(max(int(show), CARDS_AT_A_TIME), MAX_CARDS) if show.isascii() and show.isdigit() else CARDS_AT_A_TIME,
+        )
 
     @property
     def words(self) -> list[str]:
-        return self.query.replace("\0", " ").split()
+        return ranking.words_of(self.query)
 
     def as_query(self) -> str:
-        return urlencode({key: value for key, value in (("q", self.query), ("status", self.status)) if value})
+        show = str(self.show) if self.show != CARDS_AT_A_TIME else ""
+        pairs = (("q", self.query), ("status", self.status), ("show", show))
+        return urlencode({key: value for key, value in pairs if value})
 
     def filter_members(self, members: QuerySet[Any], *, with_tools: bool) -> QuerySet[Any]:
-        """The members for which each word is in one of their texts, or in the name or title of one of their tools."""
+        """The members that have all words in their texts, or with a tool that has all words in its own."""
+        if not self.words:
+            return members
+        own, tools = Q(), Tool.objects.filter(visible_tools(), member=OuterRef("pk"))
         for word in self.words:
-            condition = Q(name__icontains=word) | Q(display_name__icontains=word) | Q(description__icontains=word)
-            if with_tools:
-                tools = Tool.objects.filter(_says(word), visible_tools(), member=OuterRef("pk"))
-                condition |= Q(Exists(tools))
-            members = members.filter(condition)
-        return members
-
-
-def _says(word: str) -> Q:
-    title = Q(definition__title__icontains=word) | Q(definition__annotations__title__icontains=word)
-    return Q(name__icontains=word) | title
+            own &= finding.any_text_of_member(word)
+            tools = tools.filter(finding.any_text_of_tool(word))
+        return members.filter(own | Q(Exists(tools)) if with_tools else own)
 
 
 def _may_see_tools(request: HttpRequest) -> bool:
@@ -245,32 +153,23 @@ def _may_see_tools(request: HttpRequest) -> bool:
     return principal.invokes or principal.controls or request.user.has_perm(VIEW_TOOLS)
 
 
-def _order(member: Member) -> tuple[bool, str, str]:
-    return visible_status(member) != Status.ERROR, member.title.casefold(), member.name
-
-
-def _card(request: HttpRequest, member: Member, matching_tools: list[Tool]) -> Card:
-    verbs = verbs_now(member) if principal_of(request).may_control(member.name) else []
-    figures = last_hour.figures().get(member.pk, [])
-    liveness = present.liveness(request)
-    node = (liveness.owner_of(member) or "none") if liveness.has_several_nodes else ""
-    return Card(member, visible_row(member), diagnosis_of(member), verbs, matching_tools, figures, node)
-
-
-def _matching_tools(search: Search, members: list[Any]) -> dict[int, list[Tool]]:
-    """The first matching tools of each member."""
-    by_member: dict[int, list[Tool]] = {}
-    if not search.words or not members:
-        return by_member
-    condition = Q()
-    for word in search.words:
-        condition |= _says(word)
-    rows = Tool.objects.filter(condition, visible_tools(), member__in=[member.pk for member in members])
-    for tool in rows.only("name", "member_id").order_by("member_id", "position")[: MAX_CARDS * MAX_TOOLS_FOUND]:
-        tools = by_member.setdefault(tool.member_id, [])
-        if len(tools) < MAX_TOOLS_FOUND:
-            tools.append(tool)
-    return by_member
+def _ranked(search: Search, lines: list[Line], *, with_tools: bool) -> tuple[list[Line], dict[int, list[Tool]]]:
+    """The members that match, the best first, and the best matching tools of each."""
+    words = search.words
+    scores = {line.pk: ranking.score(words, line.texts) for line in lines}
+    tools: dict[int, list[tuple[int, Tool]]] = {}
+    rows = Tool.objects.filter(visible_tools(), member__in=scores) if with_tools else Tool.objects.none()
+    for word in words:
+        rows = rows.filter(finding.any_text_of_tool(word))
+    for tool in rows.select_related("member").order_by("member_id", "position")[: finding.MAX_ROWS]:
+        if points := ranking.score(words, finding.texts_of(tool)):
+            tools.setdefault(tool.member_id, []).append((points, tool))
+            scores[tool.member_id] = max(scores[tool.member_id], points)
+    ordered = sorted((line for line in lines if scores[line.pk]), key=lambda line: (-scores[line.pk], line.order))
+    best = {
+        pk: [tool for _, tool in nlargest(MAX_TOOLS_FOUND, found, key=itemgetter(0))] for pk, found in tools.items()
+    }
+    return ordered, best
 
 
 def _chips(search: Search, counts: Counter[str]) -> list[Chip]:

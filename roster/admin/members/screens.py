@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.actions import delete_selected
-from django.contrib.auth.models import Group
+from django.contrib.auth.models import Group, User
 from django.core.exceptions import PermissionDenied
-from django.db.models import Count, IntegerField, Model, OuterRef, QuerySet, Subquery
-from django.db.models.functions import Coalesce
+from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
@@ -20,33 +19,39 @@ from django.utils.decorators import method_decorator
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
-from mcp_runtime.control.members import MEMBER_VERBS, reserve_member, sync_roster, true_status, visible_tools
+from mcp_runtime.control.members import MEMBER_VERBS, reserve_member, sync_roster, true_status
+from mcp_runtime.control.ways_in import own_report_of
 from mcp_runtime.protocol.errors import RequestRefusedError
+from mcp_runtime.security import principals
 from roster.admin import live, present
 from roster.admin.members import page
 from roster.admin.members.contracts import ContractsScreen
+from roster.admin.members.extras import ExtrasScreen
 from roster.admin.members.moves import MoveScreen
+from roster.admin.members.packages import PackagesScreen
 from roster.admin.members.proposals import ProposalsScreen
 from roster.admin.members.roster import RosterScreen
 from roster.admin.members.secrets import SecretsScreen
+from roster.admin.members.sign_ins import SignInScreen
 from roster.admin.members.trash import TrashScreen
 from roster.admin.members.verbs import (
     VERBS,
     Verb,
     annotations_of,
     obstacle,
-    visible_error,
+    tool_count,
     visible_progress,
     visible_row,
     visible_status,
 )
 from roster.admin.rows import FolderFilter
-from roster.models import GuildMember, Tool
+from roster.models import GuildMember
 
 if TYPE_CHECKING:
     from roster.admin.members.verbs import Member
 
 Status = GuildMember.Status
+HIDDEN_NOW = "You are in none of these groups, so the member does not exist for you any more."
 NO_GROUPS = "no groups, so all users who may call tools can use it"
 
 
@@ -97,8 +102,20 @@ def _names_of(member: Any) -> str:
 
 
 @admin.register(GuildMember)
-class MemberAdmin(MoveScreen, ProposalsScreen, TrashScreen, SecretsScreen, ContractsScreen, RosterScreen):
+class MemberAdmin(
+    MoveScreen,
+    PackagesScreen,
+    ProposalsScreen,
+    TrashScreen,
+    SecretsScreen,
+    SignInScreen,
+    ContractsScreen,
+    ExtrasScreen,
+    RosterScreen,
+):
+    has_history = True
     member_name = "name"
+    list_per_page = 25
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "desired_state", "short_error"]
     list_filter = [ShownStatusFilter, "enabled", "desired_state", FolderFilter]
     search_fields = ["name", "display_name", "description"]
@@ -108,12 +125,10 @@ class MemberAdmin(MoveScreen, ProposalsScreen, TrashScreen, SecretsScreen, Contr
     fields = ["name"]  # its page has its own template for the rest
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        tools = Tool.objects.filter(visible_tools(), member=OuterRef("pk")).order_by().values("member")
-        count = Subquery(tools.annotate(count=Count("pk")).values("count"), output_field=IntegerField())
         members: QuerySet[Any] = super().get_queryset(request).select_related("port_allocation", "node")
         liveness = annotations_of(present.liveness(request))
         members = members.defer("node__folders")  # long, and no page of a member shows it
-        annotated: QuerySet[Any] = members.annotate(tool_count=Coalesce(count, 0), **liveness)
+        annotated: QuerySet[Any] = members.annotate(tool_count=tool_count(), **liveness)
         return annotated
 
     def get_urls(self) -> list[URLPattern]:
@@ -189,10 +204,13 @@ class MemberAdmin(MoveScreen, ProposalsScreen, TrashScreen, SecretsScreen, Contr
                 text = f"Reserved for: {_names_of(member)}."
                 self.log_change(request, member, text)
                 self.message_user(request, f"{member.name}. {text}")
-                return self.page_of(member)
+                if principals.principal_of_user(cast(User, request.user)).reaches(member.name):
+                    return self.page_of(member)
+                self.message_user(request, HIDDEN_NOW, messages.WARNING)
+                return redirect("admin:roster_guildmember_changelist")
         context = {
             **self.admin_site.each_context(request),
-            "title": f"Who may use {member.name}",
+            "title": f"Reserve {member.name} for groups",
             "opts": self.opts,
             "member": member,
             "form": form,
@@ -224,11 +242,10 @@ class MemberAdmin(MoveScreen, ProposalsScreen, TrashScreen, SecretsScreen, Contr
             "may_reserve": self.has_reserve_permission(request),
             "may_move": self.may_move(request, member),
             "may_remove": self.may_remove(request, member),
-            "may_list_calls": request.user.has_perm("roster.view_call"),
             **self.secrets_of(request, member),
-            **self.changes_of(request, member),
             **self._head(request, member),
             **page.tools(request, member),
+            **self.tabs_of(request, member),
             **page.activity(request, member),
             **page.still(member),
             "log": page.log(member),
@@ -238,7 +255,10 @@ class MemberAdmin(MoveScreen, ProposalsScreen, TrashScreen, SecretsScreen, Contr
         may_control = self.has_control_permission(request)
         verbs = [verb for verb in VERBS if may_control and not obstacle(verb.name, member)]
         head = page.head(member, visible_status(member), visible_progress(member), verbs)
-        return head | self.nodes_of(request, member)
+        waiting = self.changes_of(request, member) | self.edits_of(request, member)
+        head["own_sign_in"] = own_report_of(member, cast(User, request.user))
+        head["may_sign_in"] = may_control and member.enabled and member.removed_at is None
+        return head | waiting | self.nodes_of(request, member) | self.lock_of(request, member, head["packages"])
 
     def part_view(self, request: HttpRequest, member_id: int, part: str) -> HttpResponse:
         """One of the parts of its page that update automatically."""
@@ -249,6 +269,8 @@ class MemberAdmin(MoveScreen, ProposalsScreen, TrashScreen, SecretsScreen, Contr
             case "tools":
                 tag = page.tools_tag(request, member)
                 return live.part(request, "roster/member/tools.html", lambda: page.tools(request, member), tag=tag)
+            case "prompts" | "resources":
+                return self.extras_part(request, member, part)
             case "activity":
                 return live.part(request, "roster/member/activity.html", lambda: page.activity(request, member))
             case _:
@@ -306,12 +328,14 @@ class MemberAdmin(MoveScreen, ProposalsScreen, TrashScreen, SecretsScreen, Contr
 
     @admin.display(description="error or progress")
     def short_error(self, member: Member) -> str:
-        return present.one_line(visible_error(member) or visible_progress(member), 80) or present.NOTHING
+        row = visible_row(member)
+        text = present.one_line(row.error or row.start_progress, 80)
+        return present.with_times(text or present.NOTHING)
 
     @admin.display(description="endpoint", ordering="port_allocation__port")
     def endpoint(self, member: Member) -> str:
         return visible_row(member).endpoint or present.NOTHING
 
     @admin.display(description="tools", ordering="tool_count")
-    def tool_count(self, member: Member) -> int:
-        return member.tool_count
+    def tool_count(self, member: Member) -> str:
+        return present.number(member.tool_count)

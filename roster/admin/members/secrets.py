@@ -11,20 +11,12 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 
-from mcp_runtime.client import remote
 from mcp_runtime.control import secrets
 from mcp_runtime.protocol.errors import RequestRefusedError
-from mcp_runtime.secrets.references import REFERENCE
+from mcp_runtime.secrets.references import MASK
 from roster.admin import present
 from roster.admin.rows import RuntimeRowAdmin
 from roster.models import GuildMember
-
-MASK = "********"
-
-
-def _shown(name: str, value: str) -> str:
-    """The value of a variable, because it can decide where a secret goes. One that may be a secret itself is masked."""
-    return MASK if remote.SECRET_NAME.search(name) and not REFERENCE.search(value) else value
 
 
 class SecretsScreen(RuntimeRowAdmin):
@@ -43,6 +35,7 @@ class SecretsScreen(RuntimeRowAdmin):
             self._allow(request, member)
             return redirect("admin:roster_guildmember_secrets", member.pk)
         manifest = member.manifest
+        variables = {name: secrets.shown_text(name, value) for name, value in manifest.get("env", {}).items()}
         context = {
             **self.admin_site.each_context(request),
             "title": f"Secrets of {member.name}",
@@ -50,10 +43,10 @@ class SecretsScreen(RuntimeRowAdmin):
             "member": member,
             "command_line": present.json_block([manifest.get("command"), *manifest.get("args", ())]),
             "url": manifest.get("url", ""),
-            "variables": present.json_block(
-                {name: _shown(name, value) for name, value in manifest.get("env", {}).items()}
-            ),
+            "variables": present.json_block(variables),
+            "masked": sorted(name for name, value in variables.items() if value == MASK),
             "sandbox": manifest.get("sandbox", "off"),
+            "packages": manifest.get("packages", "fetched"),
             "headers": sorted(manifest.get("headers", {})),
             "needs": secrets.needs_of(member),
             "identity": secrets.identity_of(member),
@@ -68,7 +61,7 @@ class SecretsScreen(RuntimeRowAdmin):
             secret = secrets.find_secret(request.POST.get("secret", ""))
             secrets.allow_secret(secret, member, cast(User, request.user), identity=identity)
         except RequestRefusedError as refusal:
-            present.report(request, "", [], [str(refusal)])
+            present.report(request, "", [], [str(refusal)], "Not allowed")
             return
         self.log_change(request, member, f"Allowed to use the secret {secret.name}.")
         self.message_user(request, f"{member.name} may use the secret {secret.name}.")

@@ -80,7 +80,7 @@ class TrashScreen(RuntimeRowAdmin):
                 )
                 self.message_user(request, f"{row.name} is restored. The hall moves its folder back and starts it.")
             except RequestRefusedError as refusal:
-                present.report(request, "", [], [str(refusal)])
+                present.report(request, "", [], [str(refusal)], "Not restored")
             return redirect("admin:roster_guildmember_trash")
         context = {
             **self.admin_site.each_context(request),

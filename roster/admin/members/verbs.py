@@ -5,14 +5,31 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from django.db.models import BooleanField, Case, CharField, Expression, F, Q, Value, When
+from django.db.models import (
+    BooleanField,
+    Case,
+    CharField,
+    Count,
+    Expression,
+    F,
+    IntegerField,
+    OuterRef,
+    Q,
+    QuerySet,
+    Subquery,
+    Value,
+    When,
+)
+from django.db.models.functions import Coalesce
 
-from mcp_runtime.control.members import true_row, true_status
+from mcp_runtime.control.contracts import held_contracts
+from mcp_runtime.control.members import true_row, true_status, visible_tools
 from mcp_runtime.control.nodes import Liveness
 from roster.diagnosis import Diagnosis, Facts, diagnose
-from roster.models import GuildMember
+from roster.diagnosis.rows import manifest_words
+from roster.models import GuildMember, ManifestEdit, Tool
 
 if TYPE_CHECKING:
     from django_stubs_ext import WithAnnotations
@@ -22,6 +39,9 @@ if TYPE_CHECKING:
         dead_node: str  # the name of its node if that is not alive and another node is. Otherwise empty
         dead_node_holds_lease: bool
         has_local_state: bool  # only if `dead_node` is not empty
+        manifest_command: str  # like the transport, only of a member in error
+        manifest_transport: str
+        manifest_sandbox: str
         tool_count: int
 
     Member = WithAnnotations[GuildMember, _Annotations]
@@ -68,7 +88,27 @@ def annotations_of(liveness: Liveness) -> dict[str, Expression]:
             When(node__in=liveness.stuck_ids, then=True), default=False, output_field=BooleanField()
         ),
         "has_local_state": Case(*([local] if some_are_dead else []), default=False, output_field=BooleanField()),
+        **manifest_words(),
     }
+
+
+def tool_count() -> Expression:
+    """The number of tools that the member offers."""
+    return _count_of(Tool.objects.filter(visible_tools()))
+
+
+def waiting_counts() -> dict[str, Expression]:
+    """How many changes of a member wait for an approval: held ones of what it offers, and proposed edits of it."""
+    return {
+        "held_count": _count_of(held_contracts()),
+        "edit_count": _count_of(ManifestEdit.objects.filter(approved_at=None)),
+    }
+
+
+def _count_of(rows: QuerySet[Any]) -> Expression:
+    """The number of these rows that are of the member."""
+    of_member = rows.filter(member=OuterRef("pk")).order_by().values("member").annotate(count=Count("pk"))
+    return Coalesce(Subquery(of_member.values("count"), output_field=IntegerField()), 0)
 
 
 def visible_status(member: Member) -> str:
@@ -84,14 +124,15 @@ def visible_row(member: Member) -> GuildMember:
     return true_row(copy(member), live_ids=_live_ids(member))
 
 
+def word_of(row: GuildMember) -> str:
+    """The status for people. A member that only waits for a person is in no error. `row` is the visible one."""
+    return "sign-in needed" if row.needs_sign_in and row.status == Status.ERROR else row.status
+
+
 def visible_since(member: Member) -> datetime | None:
     """When it got the shown status, if that is known. The age of a faulty manifest is not."""
     is_its_own = member.runtime_is_alive and visible_status(member) == member.status
     return member.status_changed_at if is_its_own else None
-
-
-def visible_error(member: Member) -> str:
-    return visible_row(member).error
 
 
 def visible_progress(member: Member) -> str:
@@ -142,7 +183,12 @@ def diagnosis_of(member: Member) -> Diagnosis | None:
         dead_node_holds_lease=member.dead_node_holds_lease,
         has_local_state=member.has_local_state,
         manifest_error=member.manifest_error,
+        manifest_error_key=member.manifest_error_key,
         last_error=member.last_error,
         next_restart_at=member.next_restart_at,
+        command=member.manifest_command,
+        transport=member.manifest_transport,
+        url=member.server_url,
+        sandbox=member.manifest_sandbox,
     )
     return diagnose(facts)

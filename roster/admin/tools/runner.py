@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
-from django import forms
 from django.contrib import messages
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
@@ -26,6 +25,7 @@ from django.views.decorators.http import require_POST
 
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import (
+    check_call,
     masked_secrets,
     queue_call,
     unmasked_arguments,
@@ -33,96 +33,30 @@ from mcp_runtime.control.calls import (
     why_arguments_unknown,
     without_secrets,
 )
+from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import (
     AccessError,
     IdempotencyConflictError,
     InvalidArgumentsError,
     RequestRefusedError,
 )
-from roster import calls, presets, snippets
+from roster import addresses, calls, presets, snippets
 from roster.admin import live, present
 from roster.admin.calls import results
 from roster.admin.rows import RuntimeRowAdmin
+from roster.admin.tools.annotations import badges_of, is_destructive, obstacle_of, takes_arguments
+from roster.admin.tools.field_texts import field_texts
+from roster.admin.tools.forms import Beginning, CallForm
 from roster.api import requests
 from roster.models import Call, Preset, Tool
 
 SENT_BEFORE = "You already sent this form. This is the call that it made. To make another call, open the form again."
-# The answer to the first one was lost, and then the arguments were changed.
-SENT_OTHERWISE = (
-    "You already sent this form with other arguments. The list of calls shows that call. Press Call again to make a "
-    "second call, with these arguments."
-)
 # Most calls end before a page would request their result.
 PATIENCE_SECONDS = 0.4
 # A schema with more characters gets no form.
 MAX_FORM_SCHEMA = 200_000
 OUTCOME = "admin/roster/tool/outcome.html"
 PRESETS = "admin/roster/tool/presets_part.html"
-
-Path = tuple[str | int, ...]
-
-
-class CallForm(forms.Form):
-    # The key of the form as shown, so that pressing the button twice does not call twice.
-    call_key = forms.UUIDField(required=False)
-    arguments = forms.CharField(
-        required=False,
-        widget=forms.Textarea(attrs={"rows": 14, "cols": 60, "class": "json", "spellcheck": "false"}),
-    )
-    confirmed = forms.BooleanField(required=False)
-
-    def __init__(self, *args: Any, must_confirm: bool = False, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.must_confirm = must_confirm
-        self.argument_errors: list[tuple[Path, str]] = []
-        self.is_key_used = False
-
-    def clean_arguments(self) -> Any:
-        try:
-            return calls.parse_arguments(self.cleaned_data["arguments"])
-        except ValueError as error:
-            self.argument_errors = [((), str(error))]
-            raise forms.ValidationError(str(error)) from error
-
-    def clean_confirmed(self) -> bool:
-        confirmed = bool(self.cleaned_data["confirmed"])
-        if self.must_confirm and not confirmed:
-            raise forms.ValidationError("This tool may delete or overwrite data. Confirm the call.")
-        return confirmed
-
-    def refuse(self, errors: tuple[tuple[Path, str], ...]) -> None:
-        self.argument_errors = list(errors)
-        for place, reason in errors:
-            self.add_error("arguments", f"{_dotted(place)}: {reason}" if place else reason)
-
-    def refuse_key(self) -> None:
-        """Note that another call has its key, so that the next press gets a new key."""
-        self.is_key_used = True
-        self.add_error(None, SENT_OTHERWISE)
-
-    def complaints(self) -> list[dict[str, Any]]:
-        """All errors, with their places in the arguments."""
-        other_errors = [word for name, words in self.errors.items() if name != "arguments" for word in words]
-        return [
-            *({"path": list(place), "reason": reason} for place, reason in self.argument_errors),
-            *({"path": [], "reason": str(word)} for word in other_errors),
-        ]
-
-
-def _dotted(place: Path) -> str:
-    return ".".join(str(part) for part in place)
-
-
-@dataclass
-class Beginning:
-    """The first arguments of a form, and the messages about them."""
-
-    arguments: dict[str, Any]
-    notes: list[str] = field(default_factory=list)
-
-    def note_missing_secrets(self, places: list[str]) -> None:
-        if places:
-            self.notes.append(f"Secrets are not stored. Enter them again: {', '.join(places)}.")
 
 
 class ToolRunner(RuntimeRowAdmin):
@@ -162,16 +96,19 @@ class ToolRunner(RuntimeRowAdmin):
         schema = json.dumps(tool.input_schema, indent=2, ensure_ascii=False)
         context = {
             **self.admin_site.each_context(request),
-            "title": f"Call {present.one_line(tool.name, 80)}",
-            "subtitle": tool.member.title,
+            "title": f"Call {present.one_line(present.shown_text(tool.title or tool.name), 80)}",
             "opts": self.opts,
             "tool": tool,
-            "hints": hints_of(tool),
+            "badges": badges_of(tool),
+            "obstacle": obstacle_of(tool),
             "must_confirm": is_destructive(tool),
             "takes_arguments": takes_arguments(tool),
+            "needs_task": mcp.needs_task(tool.definition),
+            "gateway_address": addresses.address_of_member(tool.member.name),
             "form": form,
             "notes": beginning.notes,
             "schema": schema if len(schema) <= MAX_FORM_SCHEMA else "",
+            "field_texts": field_texts(tool.input_schema) if len(schema) <= MAX_FORM_SCHEMA else [],
             "presets": _presets(request, tool),
             "snippets": snippets.of_call(tool, masked_secrets(tool, beginning.arguments), _home(request)),
             "token_variable": snippets.TOKEN_VARIABLE,
@@ -253,15 +190,15 @@ class ToolRunner(RuntimeRowAdmin):
 
     @staticmethod
     def _queue(request: HttpRequest, tool: Tool, form: CallForm) -> tuple[Call, bool] | None:
-        """The call's row, and whether it is new. None if it was refused. The form then has the reason."""
+        """The row, and whether it is new. None if the call was only checked or refused. The form has the reasons."""
+        call = tool.member.name, tool.name, form.cleaned_data["arguments"]
+        requester = Requester(Call.Source.ADMIN, cast(User, request.user))
         try:
-            return queue_call(
-                tool.member.name,
-                tool.name,
-                form.cleaned_data["arguments"],
-                requester=Requester(Call.Source.ADMIN, cast(User, request.user)),
-                idempotency_key=str(form.cleaned_data["call_key"] or "") or None,
-            )
+            if form.cleaned_data["only_check"]:
+                check_call(*call, requester=requester)
+                return None
+            key = str(form.cleaned_data["call_key"] or "") or None
+            return queue_call(*call, requester=requester, idempotency_key=key)
         except InvalidArgumentsError as refusal:
             form.refuse(refusal.errors)
         except IdempotencyConflictError:
@@ -344,57 +281,6 @@ class ToolRunner(RuntimeRowAdmin):
 
 def _presets(request: HttpRequest, tool: Tool) -> QuerySet[Preset]:
     return presets.of(cast(User, request.user), tool).defer("arguments")[: presets.MAX_PRESETS]
-
-
-# The tool's own hints ---------------------------------------------------------------------------------------------
-
-
-def _annotations(tool: Tool) -> dict[str, Any]:
-    annotations = tool.definition.get("annotations")
-    return annotations if isinstance(annotations, dict) else {}
-
-
-def is_destructive(tool: Tool) -> bool:
-    """Whether the tool declares it. In MCP that is the default, but users would soon ignore a question at each call."""
-    annotations = _annotations(tool)
-    return annotations.get("destructiveHint") is True and annotations.get("readOnlyHint") is not True
-
-
-def hints_of(tool: Tool) -> list[str]:
-    """The tool's annotations in words. They come from the member, and nobody has checked them."""
-    annotations = _annotations(tool)
-    words = {
-        "readOnlyHint": ("only reads data", "may change data"),
-        "idempotentHint": ("repeated calls have no further effect", ""),
-        "openWorldHint": ("uses external systems", "uses no external systems"),
-    }
-    hints = [
-        positive if annotations[name] else negative
-        for name, (positive, negative) in words.items()
-        if isinstance(annotations.get(name), bool)
-    ]
-    return [*(["may delete or overwrite data"] if is_destructive(tool) else []), *filter(None, hints)]
-
-
-def takes_arguments(tool: Tool) -> bool:
-    """Whether there is anything to fill in. An empty schema allows everything, but its tool mostly takes nothing."""
-    schema = tool.input_schema
-    uninformative_keys = {
-        "$schema",
-        "$id",
-        "type",
-        "title",
-        "description",
-        "additionalProperties",
-        "properties",
-        "required",
-    }
-    return bool(
-        schema.keys() - uninformative_keys
-        or schema.get("properties")
-        or schema.get("required")
-        or isinstance(schema.get("additionalProperties"), dict)
-    )
 
 
 # The progress of a call -------------------------------------------------------------------------------------------

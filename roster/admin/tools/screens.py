@@ -1,97 +1,44 @@
-"""Tools: enable and disable them, and read their schemas. `runner` has the calls."""
+"""Tools: the list, a page for each, and the buttons that enable and disable them. `runner` has the calls."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponseBase
-from django.urls import URLPattern, path, reverse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.urls import URLPattern, path
 from django.utils.decorators import method_decorator
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
 from mcp_runtime.control.members import set_tool_enabled
-from roster.admin import live, present
-from roster.admin.rows import FolderFilter, ReachableMembersFilter
+from mcp_runtime.security import access
+from roster import ranking
+from roster.admin import finding, live, present
+from roster.admin.tools import listing
+from roster.admin.tools.annotations import badges_of, obstacle_of
+from roster.admin.tools.listing import MembersFolder, MembersInSight, SaysFilter, ToolList
+from roster.admin.tools.parameters import MAX_PARAMETERS, parameters_of
 from roster.admin.tools.runner import ToolRunner
-from roster.models import GuildMember, Tool
+from roster.models import Tool
 
-
-def call_link(tool: Tool) -> SafeString | str:
-    is_offered = tool.listed and tool.enabled and not tool.is_held
-    if not (is_offered and tool.member.enabled and tool.member.removed_at is None):
-        return present.NOTHING
-    return format_html('<a href="{}">Call</a>', reverse("admin:roster_tool_call", args=[tool.pk]))
-
-
-class MembersFolder(FolderFilter):
-    """Show the tools of a selected member even if its folder is gone."""
-
-    title = "folder of the member"
-    removed_at = "member__removed_at"
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Tool]) -> QuerySet[Tool]:
-        if self.value() is None and "member__id__exact" in request.GET:
-            return queryset
-        return super().queryset(request, queryset)
-
-
-class MembersInSight(ReachableMembersFilter):
-    """Offer the members whose tools the list shows, and the selected one."""
-
-    def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
-        removed = set(GuildMember.objects.exclude(removed_at=None).values_list("pk", flat=True))
-        visible = {"gone": {True}, "any": {True, False}}.get(request.GET.get(MembersFolder.parameter_name, ""), {False})
-        selection = list(self.lookup_val or [])
-        choices = super().field_choices(field, request, model_admin)
-        return [(pk, name) for pk, name in choices if (pk in removed) in visible or str(pk) in selection]
-
-
-class ToolColumns:
-    """The state of a tool for the list and its page."""
-
-    @admin.display(description="title")
-    def title(self, tool: Tool) -> str:
-        return present.one_line(tool.title, 60) or present.NOTHING
-
-    @admin.display(description="description")
-    def short_description(self, tool: Tool) -> str:
-        return present.one_line(tool.description) or present.NOTHING
-
-    @admin.display(description="call")
-    def call(self, tool: Tool) -> str:
-        return call_link(tool)
+LIST_PART = "admin/roster/tool/list_part.html"
 
 
 @admin.register(Tool)
-class ToolAdmin(ToolColumns, ToolRunner):
-    list_display = ["name", "of_member", "title", "short_description", "listed", "enabled", "call"]
+class ToolAdmin(ToolRunner):
+    has_history = True
+    list_display = ["name"]
+    list_display_links = None
     list_select_related = ["member"]
-    list_filter = ["enabled", "listed", "is_held", MembersFolder, ("member", MembersInSight)]
-    search_fields = ["name", "member__name"]
+    list_per_page = 25
+    list_filter = ["enabled", "listed", "is_held", SaysFilter, MembersFolder, ("member", MembersInSight)]
+    search_fields = ["name"]  # `get_search_results` searches all texts
     actions = ["enable", "disable"]
+    change_list_template = "admin/roster/tool/change_list.html"
     change_form_template = "admin/roster/tool/change_form.html"
-    fields = [
-        "name",
-        "of_member",
-        "title",
-        "description",
-        "listed",
-        "enabled",
-        "is_held",
-        "version",
-        "schema_error",
-        "input_schema",
-        "output_schema",
-        "definition_as_sent",
-    ]
-
-    def get_list_display(self, request: HttpRequest) -> Any:
-        return [name for name in self.list_display if name != "call" or self.has_invoke_permission(request)]
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
@@ -101,6 +48,42 @@ class ToolAdmin(ToolColumns, ToolRunner):
             *self.runner_urls(),
             *super().get_urls(),
         ]
+
+    # The list
+
+    def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ToolList]:
+        return ToolList
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        for word in ranking.words_of(search_term):
+            queryset = queryset.filter(finding.any_text_of_tool(word))
+        return queryset, False
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> Any:
+        etag = listing.etag_of(request)  # before the rows are read, so that a change meanwhile causes another request
+        if request.headers.get("X-Live") == "part":
+            return self._list_part(request, etag)
+        response = super().changelist_view(request, {**(extra_context or {}), "etag": etag})
+        context = getattr(response, "context_data", None) or {}
+        if tools := context.get("cl"):
+            context.update(listing.context_of(request, tools), **listing.frame_of(request, tools))
+        return response
+
+    def _list_part(self, request: HttpRequest, etag: str) -> HttpResponse:
+        """Only the rows, for live updates."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        try:
+            return live.part(
+                request,
+                LIST_PART,
+                lambda: listing.context_of(request, self.get_changelist_instance(request)),
+                tag=etag,
+            )
+        except IncorrectLookupParameters as error:
+            raise Http404("the list has no such filter") from error
 
     # Enable and disable
 
@@ -136,33 +119,31 @@ class ToolAdmin(ToolColumns, ToolRunner):
         refusals = [f"{tool.name}: it is already {word}" for tool in tools if tool not in changes]
         present.report(request, word.capitalize(), [tool.name for tool in changes], refusals)
 
+    # A tool
+
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+        return []  # the page has its own template
+
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> Any:
-        permissions = {
+        tool = self.get_object(request, object_id)
+        context = {} if tool is None else self._page_context(request, tool)
+        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **context})
+
+    def _page_context(self, request: HttpRequest, tool: Tool) -> dict[str, Any]:
+        may_invoke = self.has_invoke_permission(request)
+        return {
+            "title": present.one_line(present.shown_text(tool.title or tool.name), 100),
+            "badges": badges_of(tool),
+            "obstacle": obstacle_of(tool),
+            "parameters": parameters_of(tool.input_schema),
+            "results": parameters_of(tool.output_schema or {}),
+            "max_parameters": MAX_PARAMETERS,
+            "input_schema": present.json_block(tool.input_schema),
+            "output_schema": present.json_block(tool.output_schema),
+            "definition": present.json_block(tool.definition),
             "may_control": self.has_control_permission(request),
-            "may_invoke": self.has_invoke_permission(request),
+            "may_invoke": may_invoke,
+            "may_list_calls": may_invoke or request.user.has_perm(access.VIEW_CALLS),
         }
-        return super().change_view(request, object_id, form_url, {**(extra_context or {}), **permissions})
-
-    # Columns
-
-    @admin.display(description="member", ordering="member__name")
-    def of_member(self, tool: Tool) -> SafeString:
-        return present.link(tool.member)
-
-    @admin.display(description="description")
-    def description(self, tool: Tool) -> str:
-        return present.text_block(tool.description)
-
-    @admin.display(description="input schema")
-    def input_schema(self, tool: Tool) -> str:
-        return present.json_block(tool.input_schema)
-
-    @admin.display(description="output schema")
-    def output_schema(self, tool: Tool) -> str:
-        return present.json_block(tool.output_schema)
-
-    @admin.display(description="definition from the member")
-    def definition_as_sent(self, tool: Tool) -> str:
-        return present.json_block(tool.definition)

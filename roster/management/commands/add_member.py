@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from argparse import ArgumentParser
 from typing import Any
@@ -8,15 +7,18 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import CommandError
 
-from mcp_runtime.control import proposals
-from mcp_runtime.protocol.errors import RequestRefusedError
-from mcp_runtime.sources.server_json import Filled
+from mcp_runtime.control import bundles, proposals
+from mcp_runtime.protocol.errors import RequestRefusedError, SourceError
+from mcp_runtime.sources.server_json import Filled, Way
+from roster.management import exit_codes
 from roster.management.hall_command import HallCommand
+from roster.management.sources import content_of
 from roster.management.terminal import as_json, harmless
+from roster.management.ways import lines_of
 from roster.models import MemberProposal
 from roster.proposals import described
 
-MAX_BYTES = 300_000  # more than a source may have, so that the refusal says how large it may be
+SHOWN_FILES = 50
 
 
 class Command(HallCommand):
@@ -26,9 +28,9 @@ class Command(HallCommand):
         parser.add_argument(
             "source",
             metavar="SOURCE",
-            help="a file with the configuration of a client or with a server.json, - for standard input, a command "
-            "line, a url, or the name of a server in the registry; with --approve and --discard the name of a proposed "
-            "member",
+            help="a file with the configuration of a client, with a server.json, or a bundle (.mcpb), - for standard "
+            "input, a command line, a url, or the name of a server in the registry; with --approve and --discard the "
+            "name of a proposed member",
         )
         parser.add_argument("--name", default="", help="the name of the member, if there is one in the source")
         parser.add_argument(
@@ -59,7 +61,15 @@ class Command(HallCommand):
             raise CommandError(harmless(str(refusal))) from refusal
 
     def _propose(self, source: str, name: str, filled: Filled, *, is_json: bool) -> None:
-        reading, rows = proposals.propose(_text_of(source), by=None, name=name, filled=filled)
+        with content_of(source) as content:
+            if isinstance(content, str):
+                reading, rows = proposals.propose(content, by=None, name=name, filled=filled)
+            else:
+                try:
+                    reading, rows = proposals.propose_bundle(content, by=None, name=name, filled=filled)
+                except SourceError:
+                    self._show_values(bundles.ways(content) if not is_json else [])
+                    raise
         if is_json:
             refused = [str(refusal) for refusal in reading.refusals]
             values = {"source": reading.source, "proposals": [described(row) for row in rows], "refused": refused}
@@ -68,9 +78,15 @@ class Command(HallCommand):
         self.stdout.write(f"This is {reading.source}. Nothing of it runs before you approve it.")
         for row in rows:
             self._show(row)
-            self.stdout.write(f"  approve it     manage.py add_member {row.name} --approve --digest {row.digest}")
+            self.stdout.write(f"  approve it     guildhall add_member {row.name} --approve --digest {row.digest}")
         for refusal in reading.refusals:
             self.stdout.write(self.style.WARNING(harmless(f"Not proposed: {refusal}")))
+
+    def _show_values(self, ways: list[Way]) -> None:
+        """What the server needs, before the refusal of what was given."""
+        for way in ways:
+            for line in lines_of(way) if way.fields else ():
+                self.stdout.write(harmless(line))
 
     def _approve(self, name: str, digest: str, *, is_json: bool) -> None:
         row = proposals.find_proposal(name)
@@ -90,8 +106,10 @@ class Command(HallCommand):
         lines += [("environment", f"{key}={value}") for key, value in facts["env"].items()]
         lines += [("header", f"{key}: {value}") for key, value in facts["headers"].items()]
         lines += [("sandbox", facts["sandbox"])]
+        lines += [("packages", facts["packages"])] if facts["packages"] else []
         lines += [("secret to set", key) for key in facts["missing_secrets"]]
         lines += [("writes", str(settings.GUILD_HALL_MEMBERS_DIR / row.name / "guild-member.json"))]
+        lines += _facts_of_bundle(facts["bundle"])
         lines += [("sha256", row.digest)]
         lines += [("note", note) for note in facts["notes"]]
         self.stdout.write("")
@@ -106,21 +124,18 @@ def _values_of(settings: list[str]) -> dict[str, str]:
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise CommandError("--set needs KEY=VALUE.")
+            raise CommandError("--set needs KEY=VALUE.", returncode=exit_codes.USAGE)
         values[key] = f"{values[key]}\n{value}" if key in values else value
     return values
 
 
-def _text_of(source: str) -> str:
-    """The text of a file or standard input, or the argument itself. Raises CommandError."""
-    try:
-        if source == "-":
-            return sys.stdin.read(MAX_BYTES)
-        if "\0" not in source and os.path.isfile(source):  # False for a name that is too long
-            with open(source, encoding="utf-8") as file:
-                return file.read(MAX_BYTES)
-    except UnicodeDecodeError as error:
-        raise CommandError("The source is not text in UTF-8.") from error
-    except OSError as error:
-        raise CommandError(f"The file cannot be read: {error.strerror}.") from error
-    return source
+def _facts_of_bundle(bundle: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if bundle is None:
+        return []
+    sizes = f"{bundle['size']:,} bytes, {bundle['unpacked_size']:,} when it is unpacked"
+    lines = [("bundle", sizes), ("its sha256", bundle["sha256"]), ("its files", f"{bundle['file_count']:,}")]
+    shown = SHOWN_FILES if sys.stdout.isatty() else None
+    lines += [("file", name) for name in bundle["files"][:shown]]
+    lines += [("file", "and others")] if bundle["file_count"] > len(bundle["files"][:shown]) else []
+    claims = [("its author", bundle["author"]), ("its homepage", bundle["homepage"])]
+    return lines + [(label, f"{claim} (as it claims)") for label, claim in claims if claim]

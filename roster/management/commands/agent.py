@@ -24,6 +24,7 @@ from mcp_runtime.control.agents import (
 from mcp_runtime.control.members import live_runtime
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownAgentError
 from roster.calls import texts_of
+from roster.management import exit_codes
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import NO_RUNTIME, harmless, one_line, seconds
 from roster.models import Agent, AgentEvent, AgentMessage, Call
@@ -31,7 +32,6 @@ from roster.models import Agent, AgentEvent, AgentMessage, Call
 LOOK_SECONDS = 0.1
 # After Ctrl-C: the runtime gives the agent a few seconds to end.
 STOP_SECONDS = 15.0
-INTERRUPTED = 130
 LINE = 500
 
 Kind = AgentEvent.Kind
@@ -51,7 +51,7 @@ class Command(HallCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         prompt = sys.stdin.read() if options["prompt"] == "-" else options["prompt"]
         if live_runtime() is None:
-            raise CommandError(NO_RUNTIME)
+            raise CommandError(NO_RUNTIME, returncode=exit_codes.UNAVAILABLE)
         try:
             with transaction.atomic():  # a prompt that is refused leaves no agent behind
                 agent = self.agent(options)
@@ -73,7 +73,7 @@ class Command(HallCommand):
     def agent(self, options: dict[str, Any]) -> Agent:
         """The agent with the given name, or a new one."""
         if problem := agent_problem():
-            raise CommandError(f"no agent can run: {problem}")
+            raise CommandError(f"no agent can run: {problem}", returncode=exit_codes.UNAVAILABLE)
         names = [name.strip() for name in options["members"].split(",") if name.strip()]
         with contextlib.suppress(UnknownAgentError):
             if options["name"]:
@@ -82,7 +82,9 @@ class Command(HallCommand):
                     raise CommandError(f"agent {agent.name!r} has other members; leave --members out to go on with it")
                 return agent
         if not names:
-            raise CommandError("give the members whose tools the agent may use: --members NAME,NAME")
+            raise CommandError(
+                "give the members whose tools the agent may use: --members NAME,NAME", returncode=exit_codes.USAGE
+            )
         return create_agent(
             names,
             requester=Requester(Call.Source.COMMAND),
@@ -130,11 +132,12 @@ class Command(HallCommand):
                 time.sleep(LOOK_SECONDS)
         message.refresh_from_db()
         state = "was stopped" if message.is_finished else "was asked to stop"
-        raise CommandError(f"message {message.pk} to agent {agent.name} {state}", returncode=INTERRUPTED)
+        raise CommandError(f"message {message.pk} to agent {agent.name} {state}", returncode=exit_codes.INTERRUPTED)
 
 
 def _require_success(message: AgentMessage) -> None:
     if message.status == AgentMessage.Status.FAILED:
-        raise CommandError(f"the agent failed ({message.error_kind}): {harmless(message.error_message)}")
+        text = f"the agent failed ({message.error_kind}): {harmless(message.error_message)}"
+        raise CommandError(text, returncode=exit_codes.of_kind(message.error_kind))
     if message.status == AgentMessage.Status.CANCELLED:
-        raise CommandError("the agent was stopped")
+        raise CommandError("the agent was stopped", returncode=exit_codes.CANCELLED)

@@ -9,6 +9,8 @@ from django.db import transaction
 class Command(changepassword.Command):
     """Django's command, in one transaction with the entry in the audit log."""
 
+    help = "Set another password of a user, which is asked for."
+
     def handle(self, *args: Any, **options: Any) -> Any:
         with transaction.atomic():
             return super().handle(*args, **options)

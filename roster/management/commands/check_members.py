@@ -13,14 +13,8 @@ from django.db import DatabaseError, connection
 from mcp_runtime.client import remote
 from mcp_runtime.control.members import folders_of_names, members_of_roster
 from mcp_runtime.control.nodes import live_node_ids
-from mcp_runtime.members.manifest.files import (
-    FILE_NAME,
-    ManifestFile,
-    command_fault,
-    find,
-    has_manifest,
-    read_folders,
-)
+from mcp_runtime.members.manifest.commands import command_fault
+from mcp_runtime.members.manifest.files import FILE_NAME, ManifestFile, find, has_manifest, read_folders
 from mcp_runtime.protocol.errors import ManifestError
 from mcp_runtime.secrets import references
 from roster.management.terminal import as_json, harmless

@@ -11,6 +11,7 @@ from django.core.management.base import CommandError
 from mcp_runtime.control import contracts
 from mcp_runtime.control.members import find_member, members_of_roster
 from mcp_runtime.protocol.errors import RequestRefusedError
+from roster.management import exit_codes
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import as_json, one_line, table
 from roster.models import Contract
@@ -49,8 +50,9 @@ class Command(HallCommand):
     @staticmethod
     def _add_contract(parser: ArgumentParser) -> None:
         parser.add_argument("member")
-        parser.add_argument("name", nargs="?", default="", help="the name of the tool; instructions have none")
-        parser.add_argument("--kind", choices=Contract.Kind.values, default=Contract.Kind.TOOL.value)
+        parser.add_argument("name", nargs="?", default="", help="its name or URI template; instructions have none")
+        kinds, tool = Contract.Kind.values, Contract.Kind.TOOL.value
+        parser.add_argument("--kind", choices=kinds, default=tool, help=f"what it is; {tool} without this option")
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
@@ -98,14 +100,14 @@ class Command(HallCommand):
         approver = f"{getpass.getuser()} (system user)"
         is_named = options["name"] != "" or options["kind"] == Contract.Kind.INSTRUCTIONS
         if options["all"] == is_named:
-            raise CommandError("Give the name of a tool, or --kind instructions, or --all.")
+            raise CommandError("Give a name, or --kind instructions, or --all.", returncode=exit_codes.USAGE)
         if options["all"]:
             rows = contracts.approve_all(find_member(options["member"]), None, approver)
             self.stdout.write(f"Approved: {', '.join(one_line(str(row), 255) for row in rows) or 'nothing was held'}.")
             return
         contract = contracts.find_contract(options["member"], options["kind"], options["name"])
         if not contract.version.startswith(options["version"]):
-            raise CommandError(f"Its version is {contract.version}. Read the change again: manage.py contracts diff.")
+            raise CommandError(f"Its version is {contract.version}. Read the change again: guildhall contracts diff.")
         contracts.approve(contract, contract.version, None, approver)
         self.stdout.write(f"Approved: {one_line(str(contract), 255)} in version {contract.version}.")
 

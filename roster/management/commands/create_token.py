@@ -25,6 +25,12 @@ class Command(HallCommand):
         scope.add_argument("--members", type=names, default=[], metavar="A,B", help="for these members alone")
         scope.add_argument("--tools", type=tool_names, default=[], metavar="A/X,B/Y", help="for these tools alone")
         scope.add_argument("--tool-set", default="", metavar="NAME", help="for what is in this tool set alone")
+        parser.add_argument(
+            "--search-mode", action="store_true", help="clients list three tools that find and call all others"
+        )
+        parser.add_argument(
+            "--pin", type=tool_names, default=[], metavar="A/X,B/Y", help="these tools beside them, with --search-mode"
+        )
         for limit in Token.LIMITS:
             help_text = f"{limit.words}; {limit.zero}" if limit.zero else limit.words
             parser.add_argument(f"--{limit.name.replace('_', '-')}", type=count, metavar="N", help=help_text)
@@ -38,6 +44,8 @@ class Command(HallCommand):
             tool_set=options["tool_set"],
             expires_at=options["expires"],
             limits={limit.name: options[limit.name] for limit in Token.LIMITS},
+            search_mode=options["search_mode"],
+            pinned_tools=options["pin"],
         )
         try:
             # Its scope may contain what the user cannot reach yet. What it opens is decided when it is used.

@@ -9,6 +9,7 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError
 
 from roster import audit, roles
+from roster.management import exit_codes
 from roster.management.hall_command import HallCommand
 from roster.management.users import find_role
 
@@ -23,7 +24,7 @@ class Command(HallCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         role, user = find_role(options["role"]), User(username=options["name"])
         if User.objects.filter(username__iexact=user.username).exists():
-            raise CommandError(f"there is a user {user.username!r} already")
+            raise CommandError(f"there is a user {user.username!r} already", returncode=exit_codes.REFUSED)
         password = secrets.token_urlsafe(12)
         user.set_password(password)
         try:
@@ -35,6 +36,6 @@ class Command(HallCommand):
             roles.set_role(user, role)
         self.stdout.write(
             f"User {user.get_username()} has the role {role}. The password is not shown again; "
-            f"manage.py changepassword {user.get_username()} sets another:"
+            f"guildhall changepassword {user.get_username()} sets another:"
         )
         self.stdout.write(password)

@@ -21,12 +21,12 @@ class Command(flush.Command):
     def handle(self, **options: Any) -> None:
         if options["interactive"] and input(QUESTION) != "yes":
             raise CommandError("Nothing was deleted.")
-        with _without_triggers():
+        with without_triggers():
             super().handle(**{**options, "interactive": False})
 
 
 @contextmanager
-def _without_triggers() -> Iterator[None]:
+def without_triggers() -> Iterator[None]:
     """A transaction in which the triggers of the audit log do not exist, or do nothing."""
     table = AuditEntry._meta.db_table
     with transaction.atomic(), connection.cursor() as cursor:

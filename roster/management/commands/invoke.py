@@ -12,15 +12,16 @@ from mcp_runtime.control.calls import cancel_call, masked_arguments, queue_call,
 from mcp_runtime.control.members import live_runtime
 from mcp_runtime.protocol.errors import AccessError, NotCancellableError, RequestRefusedError
 from roster.calls import parse_arguments, progress_text, texts_of
+from roster.management import exit_codes
 from roster.management.hall_command import HallCommand
-from roster.management.terminal import NO_RUNTIME, as_json, harmless, requester_of, seconds
+from roster.management.requesters import requester_of
+from roster.management.terminal import NO_RUNTIME, as_json, harmless, seconds
 from roster.models import Call
 
 # How often the command reports that it still waits.
 SLICE_SECONDS = 0.5
 # Added to the call's own deadline, for the queue and for a member that must start first.
 PATIENCE_SECONDS = 60.0
-INTERRUPTED = 130
 
 
 class Command(HallCommand):
@@ -73,7 +74,8 @@ class Command(HallCommand):
                 if elapsed >= timeout:
                     raise CommandError(
                         f"call {call.pk} is still {call.status} after {timeout:g} s. It goes on; "
-                        "the admin and the API show what comes of it"
+                        "the admin and the API show what comes of it",
+                        returncode=exit_codes.NO_ANSWER,
                     )
         except KeyboardInterrupt:
             self._cancel(call)
@@ -90,17 +92,18 @@ class Command(HallCommand):
         try:
             is_over = cancel_call(call).is_finished
         except NotCancellableError as error:
-            raise CommandError(f"too late to cancel: {error}", returncode=INTERRUPTED) from error
+            raise CommandError(f"too late to cancel: {error}", returncode=exit_codes.INTERRUPTED) from error
         state = "was cancelled" if is_over else "is running; it was asked to cancel"
-        raise CommandError(f"call {call.pk} {state}", returncode=INTERRUPTED)
+        raise CommandError(f"call {call.pk} {state}", returncode=exit_codes.INTERRUPTED)
 
 
 def _require_success(call: Call) -> None:
     if call.status == Call.Status.FAILED:
         message = harmless(call.error_message)
-        raise CommandError(f"call {call.pk} failed ({call.error_kind}): {message}")
+        code = exit_codes.of_kind(call.error_kind)
+        raise CommandError(f"call {call.pk} failed ({call.error_kind}): {message}", returncode=code)
     if call.status == Call.Status.CANCELLED:
-        raise CommandError(f"call {call.pk} was cancelled")
+        raise CommandError(f"call {call.pk} was cancelled", returncode=exit_codes.CANCELLED)
 
 
 def _answer(call: Call) -> str:

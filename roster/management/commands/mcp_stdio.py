@@ -15,6 +15,7 @@ from django.db import Error, connection, transaction
 from django.utils import timezone
 
 from mcp_runtime.http1 import listeners
+from roster.management import exit_codes
 from roster.management.users import user_for_token
 from roster.models import AuditEntry, GuildMember, Hall, Token
 from roster.stdio.relay import Relay, StopError
@@ -36,7 +37,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--user", help="what this user may; without it what the first superuser may")
-        parser.add_argument("--member", metavar="NAME", help="this member alone, with its own names; tasks pass too")
+        tools = parser.add_mutually_exclusive_group()
+        tools.add_argument("--member", metavar="NAME", help="this member alone, with its own names; tasks pass too")
+        tools.add_argument("--search-mode", action="store_true", help="three tools that find and call all others")
 
     def handle(self, *args: Any, **options: Any) -> None:
         output = _own_stdout()
@@ -51,7 +54,7 @@ class Command(BaseCommand):
             signal.signal(number, stop)
         try:
             key = ShortToken(options["user"], options["member"])
-            url = url_of_gateway(options["member"])
+            url = url_of_gateway(options["member"]) + ("?mode=search" if options["search_mode"] else "")
             relay = Relay(sys.stdin.buffer, output, url, key, requests=min(64, settings.GUILD_HALL_MAX_IN_FLIGHT))
             relay.serve()
         except StopError:
@@ -76,7 +79,7 @@ class ShortToken:
             user = user_for_token(user_name)
             members = GuildMember.objects.filter(name=member_name, removed_at=None) if member_name else []
             if member_name and not members:
-                raise CommandError(f"no member {member_name!r} is in the roster")
+                raise CommandError(f"no member {member_name!r} is in the roster", returncode=exit_codes.NOT_FOUND)
             Token.objects.filter(user=user, name=NAME, expires_at__lt=timezone.now() - KEEP_AFTER_END).delete()
             scope = Token.Scope.MEMBERS if member_name else Token.Scope.ALL
             self._end = timezone.now() + LIFE

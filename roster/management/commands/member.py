@@ -11,8 +11,10 @@ from django.utils import timezone
 from mcp_runtime.control.members import FORCIBLE_VERBS, MEMBER_VERBS, find_member
 from mcp_runtime.control.nodes import Liveness, read_liveness
 from mcp_runtime.protocol.errors import RequestRefusedError
+from roster.diagnosis.rows import diagnosis_of_row
+from roster.management import exit_codes
 from roster.management.hall_command import HallCommand
-from roster.management.terminal import NO_RUNTIME, one_line, seconds
+from roster.management.terminal import NO_RUNTIME, one_line, remedy_line, seconds
 from roster.models import GuildMember
 
 LOOK_SECONDS = 0.05
@@ -48,7 +50,9 @@ class Command(HallCommand):
             if group:
                 self.stdout.write(f"{title}: {verb} {_names(group)}.")
         if failures := [member for member in members if member not in (*successes, *without_runtime)]:
-            raise CommandError(f"{verb} did not succeed for {_names(failures)}")
+            were_refused = not any(member in pending for member in failures)
+            code = exit_codes.REFUSED if were_refused else exit_codes.FAILED_CALL
+            raise CommandError(f"{verb} did not succeed for {_names(failures)}", returncode=code)
 
     def without_runtime(self, members: list[GuildMember], liveness: Liveness) -> list[GuildMember]:
         """The members that no runtime takes care of now. Prints the reason."""
@@ -69,19 +73,31 @@ class Command(HallCommand):
         return True
 
     def report(self, verb: str, member: GuildMember, requested_at: datetime, deadline: float) -> bool:
-        """Wait until the verb is done or has failed, and print the member's state. Returns whether it is done."""
-        while (is_done := is_fulfilled(verb, member, requested_at)) is None and time.monotonic() < deadline:
+        """Wait until the verb is done or has failed, and print the member's state. Returns whether it is done.
+
+        `member` is as it was at the request.
+        """
+        was_starting = member.status == Status.STARTING
+        while (is_done := is_fulfilled(verb, member, requested_at, was_starting=was_starting)) is None:
+            if time.monotonic() >= deadline:
+                break
             time.sleep(LOOK_SECONDS)
             member.refresh_from_db()
         text = member.error or member.progress
         detail = f": {one_line(text, ERROR_LENGTH)}" if text else ""
         still = "still " if is_done is None else ""
         self.stdout.write(f"{member.name} is {still}{member.status}{detail}")
+        if is_done is False and (diagnosis := diagnosis_of_row(member, read_liveness())):
+            self.stdout.write(remedy_line(diagnosis.remedy))
         return is_done is True
 
 
-def is_fulfilled(verb: str, member: GuildMember, requested_at: datetime) -> bool | None:
-    """Whether it is done. False if it ended in an error, None while it is in progress."""
+def is_fulfilled(verb: str, member: GuildMember, requested_at: datetime, *, was_starting: bool) -> bool | None:
+    """Whether it is done. False if it ended in an error, None while it is in progress.
+
+    If the member `was_starting` at the request, that start fulfils it. A start that fails as the ones before it
+    leaves `status_changed_at` at the first failure.
+    """
     has_changed = member.status_changed_at > requested_at
     match verb:
         case "stop" | "disable":
@@ -90,7 +106,7 @@ def is_fulfilled(verb: str, member: GuildMember, requested_at: datetime) -> bool
             return member.status == Status.CONNECTED if member.refresh_requested_at is None else None
         case "restart" if not has_changed:
             return None
-    if member.manifest_error or (member.status == Status.ERROR and has_changed):
+    if member.manifest_error or (member.status == Status.ERROR and (has_changed or was_starting)):
         return False
     return True if member.status == Status.CONNECTED else None
 

@@ -15,9 +15,8 @@ from mcp_runtime.control.members import live_runtime, members_of_roster, sync_ro
 from mcp_runtime.members.manifest.files import read_all
 from mcp_runtime.members.manifest.parser import name_error
 from roster.models import GuildMember
+from roster.template import files_of
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "member_template"
-PLACEHOLDER = "MEMBER_NAME"
 WAIT_SECONDS = 10.0
 LOOK_SECONDS = 0.1
 
@@ -46,10 +45,10 @@ class Command(BaseCommand):
         self.stdout.write(
             f"{'It is connected' if is_up else 'A hall that runs starts it automatically'}. Next:\n"
             f"  write your tools in   {folder / 'server.py'}\n"
-            f"  check the manifest    manage.py check_members {folder}\n"
-            f"  run what you changed  manage.py member restart {name}\n"
-            f'  call its tool         manage.py invoke {name} hello \'{{"name": "Ada"}}\'\n'
-            f"  read what it prints   manage.py logs {name} -f"
+            f"  check the manifest    guildhall check_members {folder}\n"
+            f"  run what you changed  guildhall member restart {name}\n"
+            f'  call its tool         guildhall invoke {name} hello \'{{"name": "Ada"}}\'\n'
+            f"  read what it prints   guildhall logs {name} -f"
         )
 
     def _comes_up(self, name: str) -> bool:
@@ -83,10 +82,8 @@ def scaffold(name: str, members_dir: Path) -> Path:
     draft = members_dir / f".{name}.{os.getpid()}"
     draft.mkdir()
     try:
-        for file in TEMPLATE.iterdir():
-            if file.is_file():
-                text = file.read_text(encoding="utf-8").replace(PLACEHOLDER, name)
-                (draft / file.name).write_text(text, encoding="utf-8")
+        for path, text in files_of(name).items():
+            (draft / path).write_text(text, encoding="utf-8")
         draft.rename(folder)
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)

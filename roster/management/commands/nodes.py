@@ -9,11 +9,11 @@ from roster.management.hall_command import HallCommand
 from roster.management.terminal import as_json, table
 
 COLUMNS = ["NODE", "RUNTIME", "HOST", "MEMBERS", "CALLS A MINUTE", "CAPACITY", "CPU", "MEMORY", "LABELS", "VERSION"]
-NO_NODES = "This hall has never had a runtime. Start one with: manage.py up"
+NO_NODES = "This hall has never had a runtime. Start one with: guildhall up"
 
 HOLDS_LEASE = (
     "The fence of node {name} was off when it died, so no other node takes its members. Start it again, or if it is "
-    "gone for ever: manage.py remove_node {name}"
+    "gone for ever: guildhall remove_node {name}"
 )
 
 

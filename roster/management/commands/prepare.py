@@ -18,6 +18,7 @@ from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import principals
 from mcp_runtime.system import console
 from roster import first_schema
+from roster.login_backends import allows_passwords
 from roster.management.hall_command import require_same_migrations, tables_of_database
 from roster.models import AuditEntry, Token
 
@@ -49,11 +50,13 @@ class Command(BaseCommand):
         own_password = os.environ.get("GUILD_HALL_ADMIN_PASSWORD", "")
         password = own_password or secrets.token_urlsafe(12)
         users.create_superuser("admin", "", password)
-        if own_password:
+        if not allows_passwords():
+            self._say("First start: use single sign-on, or log in as  admin  with: guildhall login_link admin")
+        elif own_password:
             self._say("First start: log in as  admin  with the password that GUILD_HALL_ADMIN_PASSWORD gives.")
         else:
             self._say(f"First start: log in as  admin  with the password  {password}")
-            self._say("It will not be shown again; manage.py changepassword admin sets another.")
+            self._say("It will not be shown again; guildhall changepassword admin sets another.")
 
     def _make_local_token(self) -> None:
         """Write a token of the first account for users who may read the data folder. Print its path, not the token."""

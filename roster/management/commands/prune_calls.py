@@ -9,6 +9,11 @@ from mcp_runtime.control.calls import prune_calls
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import count
 
+NOT_ERASED = (
+    "Words of deleted calls may still be in the files of the database, because another program reads it for long, such "
+    "as a backup. Repeat this command when that program has ended."
+)
+
 
 class Command(HallCommand):
     help = "Delete finished calls that are older than --days, and the oldest ones beyond --keep."
@@ -21,5 +26,7 @@ class Command(HallCommand):
             parser.add_argument(f"--{name}", type=count, default=default, help=f"{description} (default: %(default)s)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        pruned = prune_calls(days=options["days"], keep=options["keep"])
+        pruned, are_erased = prune_calls(days=options["days"], keep=options["keep"])
         self.stdout.write(f"Pruned {pruned} finished calls.")
+        if not are_erased:
+            self.stderr.write(NOT_ERASED)

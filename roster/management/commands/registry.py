@@ -10,9 +10,10 @@ from django.core.management.base import CommandError
 from mcp_runtime.control import registry
 from mcp_runtime.control.registry import Listed
 from mcp_runtime.protocol.errors import RequestRefusedError
-from mcp_runtime.sources.server_json import Field, Way
+from mcp_runtime.sources.server_json import Way
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import as_json, harmless
+from roster.management.ways import lines_of
 
 
 class Command(HallCommand):
@@ -39,7 +40,7 @@ class Command(HallCommand):
             self.stdout.write("The registry has no such server.")
         elif page.cursor:
             words = [*([options["text"]] if options["text"] else []), "--cursor", page.cursor]
-            self.stdout.write(harmless(f"\nThere are more: manage.py registry {shlex.join(words)}"))
+            self.stdout.write(harmless(f"\nThere are more: guildhall registry {shlex.join(words)}"))
 
     def _show(self, listed: Listed) -> None:
         self.stdout.write("")
@@ -50,25 +51,11 @@ class Command(HallCommand):
             self._show_way(way)
         if not listed.fault and any(not way.refusal for way in listed.ways):
             name = shlex.quote(f"{listed.name}@{listed.version}")
-            self.stdout.write(harmless(f"  propose it   manage.py add_member {name}"))
+            self.stdout.write(harmless(f"  propose it   guildhall add_member {name}"))
 
     def _show_way(self, way: Way) -> None:
         if way.refusal:
             self.stdout.write(self.style.WARNING(harmless(f"  way {way.number}        {way.label} {way.refusal}")))
             return
-        self.stdout.write(harmless(f"  way {way.number}        {way.label}"))
-        for field in way.fields:
-            self.stdout.write(harmless(f"    --set {field.key}={_example(field)}  {_facts(field)}"))
-
-
-def _example(field: Field) -> str:
-    if field.is_secret:
-        return "SECRET"
-    return shlex.quote("|".join(field.choices) or field.default or field.placeholder or "VALUE")
-
-
-def _facts(field: Field) -> str:
-    """Whether the value is needed, and what it is."""
-    words = ["required" if field.is_required and not field.default else "optional"]
-    words += ["may be repeated"] if field.is_repeated else []
-    return ", ".join(words) + (f": {field.description}" if field.description else "")
+        for line in lines_of(way):
+            self.stdout.write(harmless(line))

@@ -27,6 +27,6 @@ class Command(HallCommand):
         except RequestRefusedError as refusal:
             raise CommandError(harmless(str(refusal))) from refusal
         self.stdout.write(f"The hall moves the folder of {trashed.name} to the trash.")
-        self.stdout.write(f"For {TrashedMember.KEEP.days} days: manage.py trash --restore {trashed.pk}")
+        self.stdout.write(f"For {TrashedMember.KEEP.days} days: guildhall trash --restore {trashed.pk}")
         if not read_liveness().live_ids:
             self.stderr.write(NO_RUNTIME)

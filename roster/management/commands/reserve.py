@@ -8,6 +8,7 @@ from django.core.management.base import CommandError
 
 from mcp_runtime.control.members import find_member, reserve_member
 from mcp_runtime.protocol.errors import RequestRefusedError
+from roster.management import exit_codes
 from roster.management.hall_command import HallCommand
 from roster.management.terminal import names
 
@@ -25,7 +26,9 @@ class Command(HallCommand):
         names = options["groups"] or []
         groups = list(Group.objects.filter(name__in=names))
         if unknown := set(names) - {group.name for group in groups}:
-            raise CommandError(f"no group {', '.join(sorted(unknown))}; groups are made in the admin")
+            raise CommandError(
+                f"no group {', '.join(sorted(unknown))}; groups are made in the admin", returncode=exit_codes.NOT_FOUND
+            )
         try:
             member = find_member(options["member"])
             reserve_member(member, groups)

@@ -8,8 +8,10 @@ from django.db.models import Prefetch
 
 from mcp_runtime.control.members import members_of_roster, true_row, visible_tools
 from mcp_runtime.control.nodes import Liveness, read_liveness
+from roster.diagnosis import Diagnosis
+from roster.diagnosis.rows import diagnosis_of_row
 from roster.management.hall_command import HallCommand
-from roster.management.terminal import NO_RUNTIME, as_json, one_line, table
+from roster.management.terminal import NO_RUNTIME, as_json, one_line, remedy_line, table
 from roster.models import GuildMember, Tool
 
 ERROR_LENGTH = 100
@@ -29,22 +31,25 @@ class Command(HallCommand):
         tools = Prefetch("tools", Tool.objects.filter(visible_tools()).only("member_id", "name", "position"))
         rows = members_of_roster().select_related("port_allocation").prefetch_related(tools)
         members = [true_row(row, live_ids=liveness.live_ids) for row in rows]
-        facts = [_facts(member) for member in members]
+        facts = [_facts(member, diagnosis_of_row(member, liveness)) for member in members]
         if options["json"]:
             self.stdout.write(as_json(facts))
             return
         if not facts:
             self.stdout.write(
-                f"No members in {settings.GUILD_HALL_MEMBERS_DIR}; make one with: manage.py new_member NAME"
+                f"No members in {settings.GUILD_HALL_MEMBERS_DIR}; make one with: guildhall new_member NAME"
             )
             return
         remarks = [member.silence or _dead_node(member, liveness) for member in members]
         self.stdout.write(table(COLUMNS, list(map(_row, facts, remarks))))
+        for fact in facts:
+            if fact["diagnosis"] and (fact["status"] == GuildMember.Status.ERROR or fact["error"]):
+                self.stdout.write(f"{fact['name']}: {remedy_line(fact['diagnosis']['remedy'])}")
         count = sum(fact["status"] == GuildMember.Status.CONNECTED for fact in facts)
         self.stdout.write(f"{count} of {len(facts)} connected.")
 
 
-def _facts(member: GuildMember) -> dict[str, Any]:
+def _facts(member: GuildMember, diagnosis: Diagnosis | None) -> dict[str, Any]:
     return {
         "name": member.name,
         "title": member.title,
@@ -55,11 +60,17 @@ def _facts(member: GuildMember) -> dict[str, Any]:
         "endpoint": member.endpoint,
         "tools": [tool.name for tool in member.tools.all()],
         "error": member.error,
+        "diagnosis": _explanation(diagnosis) if diagnosis else None,
         "next_restart_at": member.next_restart_at if member.status == GuildMember.Status.ERROR else None,
         "progress": member.start_progress,
         "no_answer_since": member.no_answer_since,
         "warnings": member.all_warnings,
     }
+
+
+def _explanation(diagnosis: Diagnosis) -> dict[str, str]:
+    texts = {"cause": diagnosis.cause, "remedy": diagnosis.remedy, "last_words": diagnosis.last_words}
+    return {**texts, "key": diagnosis.key}
 
 
 def _dead_node(member: GuildMember, liveness: Liveness) -> str:
@@ -70,7 +81,7 @@ def _dead_node(member: GuildMember, liveness: Liveness) -> str:
 def _row(fact: dict[str, Any], remark: str) -> list[str]:
     detail = one_line(fact["error"] or fact["progress"] or remark, ERROR_LENGTH)
     if next_try := fact["next_restart_at"]:
-        detail += f"; next restart at {next_try:%H:%M:%S} UTC"
+        detail += f"; next restart at {next_try:%Y-%m-%d %H:%M:%S} UTC"
     return [
         fact["name"],
         fact["status"],

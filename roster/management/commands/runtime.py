@@ -7,8 +7,6 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
 from mcp_runtime.control.members import live_runtime, own_live_runtime
-from mcp_runtime.runtime import pid_namespace, processes
-from roster.management.commands.up import become
 from roster.management.hall_command import require_hall
 
 
@@ -24,7 +22,12 @@ class Command(BaseCommand):
         if options["check"]:
             self._check()
             return
+        from mcp_runtime.runtime import pid_namespace, processes
+        from mcp_runtime.system import running_halls  # late, because --check must start fast
+        from roster.management.commands.up import become
+
         # The guard replaces this process, because it must be small, and Django is large.
+        running_halls.announce(settings.GUILD_HALL_DATA_DIR, settings.BASE_DIR)
         guard = processes.COMMANDS["runtime"]
         become(pid_namespace.command_line(guard) if settings.GUILD_HALL_PID_NAMESPACE else guard)
 

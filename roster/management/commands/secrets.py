@@ -9,7 +9,7 @@ from roster.management.terminal import as_json, table
 from roster.models import Secret
 
 COLUMNS = ["SECRET", "LAST SET", "BY", "MEMBERS"]
-NO_SECRETS = "This hall has no secrets. Set one with: manage.py set_secret NAME --members A,B"
+NO_SECRETS = "This hall has no secrets. Set one with: guildhall set_secret NAME --members A,B"
 
 
 class Command(HallCommand):

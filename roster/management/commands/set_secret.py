@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from mcp_runtime.control.members import find_member
-from mcp_runtime.control.secrets import allow_secret, set_secret
+from mcp_runtime.control.secrets import allow_secret, members_with_old_value, set_secret
 from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.secrets.references import MAX_SECRET
 from roster.management.hall_command import HallCommand
@@ -31,7 +31,11 @@ class Command(HallCommand):
         except RequestRefusedError as refusal:
             raise CommandError(str(refusal)) from refusal
         may_use = f" Allowed now: {', '.join(member.name for member in members)}." if members else ""
-        self.stdout.write(f"The secret {secret.name} is set.{may_use} Members that run get it at their next start.")
+        self.stdout.write(f"The secret {secret.name} is set.{may_use}")
+        for member in members_with_old_value(secret):
+            self.stdout.write(
+                f"{member.name} runs with the old value. Restart it: guildhall member restart {member.name}"
+            )
 
 
 def _value(name: str) -> str:

@@ -4,7 +4,6 @@ from argparse import ArgumentParser
 from typing import Any
 
 from django.core.management.base import CommandError
-from django.utils.timezone import localtime
 
 from mcp_runtime.control.nodes import read_liveness
 from mcp_runtime.control.trash import restore_member, trashed_members
@@ -44,7 +43,7 @@ class Command(HallCommand):
         if not rows:
             self.stdout.write("The trash is empty.")
         for row in rows:
-            removed, expires = (f"{localtime(moment):%Y-%m-%d %H:%M}" for moment in (row.removed_at, row.expires_at))
+            removed, expires = (f"{moment:%Y-%m-%d %H:%M} UTC" for moment in (row.removed_at, row.expires_at))
             by = f" by {row.removed_by}" if row.removed_by else ""
             end = "restored, and not back yet" if row.is_restored else f"deleted {expires}"
             self.stdout.write(harmless(f"{row.pk:>5}  {row.name:<24} removed {removed}{by}, {end}"))

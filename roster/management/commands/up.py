@@ -22,8 +22,10 @@ from mcp_runtime.control.nodes import require_same_key
 from mcp_runtime.http1 import listeners
 from mcp_runtime.protocol.errors import AddressTakenError, SecretKeyError
 from mcp_runtime.runtime import pid_namespace, processes, warm
-from mcp_runtime.system import console
+from mcp_runtime.system import console, running_halls
 from roster import addresses
+from roster.management.hall_command import tables_of_database
+from roster.models import Hall
 
 
 class Command(BaseCommand):
@@ -58,6 +60,7 @@ class Command(BaseCommand):
             pids = {"web": web.pid, "runtime": warm.fork_guard(sockets)}
             if not pids["runtime"]:
                 sys.exit(import_module(warm.WORKER).main())
+        running_halls.announce(settings.GUILD_HALL_DATA_DIR, settings.BASE_DIR)
         descriptors = [sock.detach() for sock in sockets]
         become(processes.command_line(processes.State(pids, descriptors, console.unwritten())))
 
@@ -92,13 +95,20 @@ def make_members_dir(say: Callable[[str], None]) -> None:
     all members.
     """
     folder = settings.GUILD_HALL_MEMBERS_DIR
-    if folder.exists() or connection.vendor != "sqlite" or Path(connection.settings_dict["NAME"]).exists():
+    if folder.exists() or not _is_first_start():
         return
     mask = os.umask(settings.USER_UMASK)  # the folder belongs to the user, not to the hall
     with contextlib.suppress(OSError):  # the checks say what is wrong with it
-        folder.mkdir()
-        say(f"Made the members folder {folder}. A first member: manage.py new_member NAME")
+        folder.mkdir(parents=True)
+        say(f"Made the members folder {folder}. A first member: guildhall new_member NAME")
     os.umask(mask)
+
+
+def _is_first_start() -> bool:
+    """Whether the database is not there, or has no hall yet. Raises CommandError."""
+    if connection.vendor == "sqlite":
+        return not Path(connection.settings_dict["NAME"]).exists()
+    return Hall._meta.db_table not in tables_of_database()
 
 
 def load_views() -> None:

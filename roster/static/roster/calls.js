@@ -1,15 +1,16 @@
 "use strict";
 
-/* The list of calls. A button is enabled for the number of selected calls that it accepts. Empty fields of the filters are
+/* The list of calls. A button is enabled for the number of selected calls that it accepts, or for those of one
+   kind alone: a call that has ended cannot be cancelled. Empty fields of the filters are
    not sent, so that a link to a page has only the filters in use. */
 (() => {
   const form = document.getElementById("changelist-form");
   const buttons = form.querySelectorAll("button[data-least]");
 
   function updateButtons() {
-    const count = form.querySelectorAll("input.action-select:checked").length;
     for (const button of buttons) {
-      const { least, most } = button.dataset;
+      const { least, most, only } = button.dataset;
+      const count = form.querySelectorAll(`input.action-select${only ?? ""}:checked`).length;
       button.disabled = count < Number(least) || count > Number(most ?? Infinity);
     }
   }

@@ -3,11 +3,16 @@
 /* Buttons that change something without leaving the page.
 
    <form method="post" data-live-form> is sent with fetch, also for its buttons with their own formaction. The server
-   (roster/admin/live.py, `form_response`) answers with Django's messages as JSON. They are shown for some seconds at the
-   bottom or top of the window, and all live parts are requested at once. Without scripts it is an ordinary form. */
+   (roster/admin/live.py, `form_response`) answers with Django's messages as JSON. They are shown for some seconds in
+   the corner of the window where they cover least, until somebody dismisses them, and all live parts are requested at
+   once. Without scripts it is an ordinary form. */
 (() => {
   const DISPLAY_TIMES = { success: 6000, info: 6000, warning: 12000, error: 20000 };
   const DEADLINE = 30000;
+  const MAX_SHOWN = 4;
+  const CORNERS = ["", "at-end", "at-top at-end", "at-top"];
+  const WANTED = "a[href], button, input:not([type=hidden]), select, textarea, summary, label, #outcome-status";
+  const STATUS = "#outcome-status"; // what the message is about
 
   document.addEventListener("submit", (event) => {
     const form = event.target;
@@ -16,10 +21,15 @@
     send(form, event.submitter);
   });
 
+  /* A double click counts once. Its second press may hit another button that has taken the place of the first one. */
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (event.detail > 1 && button?.form?.matches("form[data-live-form]")) event.preventDefault();
+  });
+
   async function send(form, button) {
     if (button?.getAttribute("aria-busy") === "true") return; // the user pressed it twice
     button?.setAttribute("aria-busy", "true");
-    placeMessages(button ?? form);
     try {
       const messages = await post(form, button);
       messages.forEach(show);
@@ -32,7 +42,7 @@
   }
 
   async function post(form, button) {
-    const address = button?.getAttribute("formaction") ?? form.getAttribute("action");
+    const address = button?.getAttribute("formaction") ?? form.getAttribute("action") ?? location.href;
     const response = await fetch(address, {
       method: "POST",
       body: new FormData(form, button),
@@ -46,18 +56,51 @@
     return (await response.json()).messages;
   }
 
-  /* A button is next to what it changes, so messages are shown at the other end of the window. */
-  function placeMessages(control) {
-    const { top, bottom } = control.getBoundingClientRect();
-    document.getElementById("live-messages").classList.toggle("at-top", top + bottom > window.innerHeight);
-  }
-
   function show({ level, text }) {
     const container = document.getElementById("live-messages");
+    for (const old of [...container.children]) {
+      if (old.firstChild.textContent === text) old.remove();
+    }
     const line = document.createElement("p");
     line.className = level;
-    line.textContent = text;
+    const words = document.createElement("span");
+    words.textContent = text;
+    line.append(words, dismissal(line));
     container.append(line);
+    while (container.children.length > MAX_SHOWN) container.firstChild.remove();
+    place(container);
     setTimeout(() => line.remove(), DISPLAY_TIMES[level] ?? DISPLAY_TIMES.error);
+  }
+
+  function dismissal(line) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "dismiss";
+    button.setAttribute("aria-label", "Dismiss");
+    button.addEventListener("click", () => line.remove());
+    return button;
+  }
+
+  /* The first corner where the messages cover nothing to click and no status, or else where they cover least. */
+  function place(container) {
+    const wanted = [...document.querySelectorAll(WANTED)].filter((each) => !container.contains(each));
+    const boxes = wanted.map((each) => [each.getBoundingClientRect(), each.matches(STATUS) ? 100 : 1]).filter(([box]) => isInWindow(box));
+    let least = Infinity;
+    let best = "";
+    for (const corner of CORNERS) {
+      container.className = corner;
+      const own = container.getBoundingClientRect();
+      const covered = boxes.reduce((sum, [box, weight]) => sum + (overlap(box, own) ? weight : 0), 0);
+      if (covered < least) [least, best] = [covered, corner];
+    }
+    container.className = best;
+  }
+
+  function isInWindow(box) {
+    return box.width > 0 && box.bottom > 0 && box.top < window.innerHeight;
+  }
+
+  function overlap(one, other) {
+    return one.left < other.right && other.left < one.right && one.top < other.bottom && other.top < one.bottom;
   }
 })();

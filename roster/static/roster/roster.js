@@ -9,6 +9,7 @@
   if (!form || !roster) return;
   const words = form.elements.q;
   let status = new URLSearchParams(location.search).get("status") ?? "";
+  let show = new URLSearchParams(location.search).get("show") ?? ""; // how many cards
   let timer = 0;
 
   function search() {
@@ -16,6 +17,7 @@
     const query = new URLSearchParams();
     if (words.value.trim()) query.set("q", words.value.trim());
     if (status) query.set("status", status);
+    if (show) query.set("show", show);
     const address = `${roster.dataset.address}?${query}`;
     if (address === roster.dataset.live) return;
     roster.dataset.live = address;
@@ -23,7 +25,14 @@
     roster.dispatchEvent(new CustomEvent("live:refresh"));
   }
 
+  /* The focus goes to the first new card, where the link was. */
+  function showMore(count) {
+    roster.addEventListener("live:updated", () => roster.querySelectorAll(".card h2 a")[count]?.focus(), { once: true });
+    search();
+  }
+
   words.addEventListener("input", () => {
+    show = "";
     clearTimeout(timer);
     timer = setTimeout(search, PAUSE);
   });
@@ -32,11 +41,13 @@
     search();
   });
   roster.addEventListener("click", (event) => {
-    const chip = event.target.closest("a[data-status]");
-    if (!chip || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    const link = event.target.closest("a[data-status], a[data-show]");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
-    status = chip.dataset.status;
-    if (chip.matches(".no-matches a")) words.value = "";
-    search();
+    show = link.dataset.show ?? "";
+    status = link.dataset.status ?? status;
+    if (link.matches(".no-matches a")) words.value = "";
+    if (link.dataset.show) showMore(roster.querySelectorAll(".card").length);
+    else search();
   });
 })();

@@ -60,12 +60,23 @@
       return;
     }
     try {
-      schemaForm = new SchemaForm(fields, schema, updateText);
+      schemaForm = new SchemaForm(fields, schema, updateText, textsOfPage());
     } catch (error) {
       hideForm(reasonOf(error));
       return;
     }
     redraw();
+  }
+
+  /* The descriptions that the server has laid out, by their text. */
+  function textsOfPage() {
+    const texts = new Map();
+    for (const each of document.getElementById("field-texts").content.children) {
+      const html = document.createDocumentFragment();
+      html.append(...each.childNodes);
+      texts.set(SchemaForm.keyOf(each.dataset.text), html);
+    }
+    return texts;
   }
 
   function schemaOfPage() {
@@ -119,6 +130,7 @@
     text.value = JSON.stringify(value, null, 2);
     text.setAttribute("aria-invalid", "false");
     if (problem) hideForm(problem);
+    updateBanner();
     updateSnippets();
   }
 
@@ -198,28 +210,48 @@
     }
   });
 
-  function isReady() {
+  /* What is wrong with the arguments. The server decides, but the form says it better where it sees the same fault. */
+  async function findFaults() {
+    if (redrawTimer) redraw(); // the form shows the JSON of a moment ago
     const invalidPlace = schemaForm?.invalidPlace;
     if (invalidPlace) {
       invalidPlace.box.focus();
-      return false;
+      return null;
     }
     try {
       parseArguments();
     } catch (error) {
-      showErrors([{ path: [], reason: error.message }]);
-      return false;
+      return [{ path: [], reason: error.message }];
     }
-    const missing = schemaForm?.missing ?? [];
-    if (missing.length) showErrors(missing);
-    return !missing.length;
+    const faults = schemaForm?.faults ?? [];
+    if (!faults.length) return [];
+    const errors = await serverErrors();
+    if (errors === null) return faults;
+    const placesOf = (list) => new Set(list.map(({ path }) => JSON.stringify(path)));
+    const refused = placesOf(errors);
+    const confirmed = faults.filter(({ path, isEmpty }) => isEmpty || refused.has(JSON.stringify(path)));
+    const known = placesOf(confirmed);
+    return [...confirmed, ...errors.filter(({ path }) => !known.has(JSON.stringify(path)))];
+  }
+
+  /* The errors of these arguments. Null if the server does not respond, and then those of the form are shown. */
+  async function serverErrors() {
+    const body = new FormData(form);
+    body.append("only_check", "on");
+    try {
+      return (await post(form.action, body, { Accept: "application/json" })).errors ?? [];
+    } catch {
+      return null;
+    }
   }
 
   async function call() {
-    if (callButton.getAttribute("aria-busy") === "true" || !isReady() || !(await isConfirmed())) return;
+    if (callButton.disabled || callButton.getAttribute("aria-busy") === "true") return;
     callButton.setAttribute("aria-busy", "true");
     try {
-      showResponse(await post(form.action, new FormData(form), { Accept: "application/json" }));
+      const faults = await findFaults();
+      if (faults?.length) showErrors(faults);
+      else if (faults && (await isConfirmed())) showResponse(await post(form.action, new FormData(form), { Accept: "application/json" }));
     } catch (error) {
       showErrors([{ path: [], reason: error.message }]);
     } finally {
@@ -269,14 +301,28 @@
     const { remaining, first } = schemaForm ? schemaForm.showErrors(newErrors) : { remaining: newErrors, first: null };
     errors.replaceChildren();
     if (!newErrors.length) return;
-    errors.append(line("p", "errornote", remaining.length < newErrors.length ? "The call was not made. Correct the marked fields below." : "The call was not made."));
+    errors.append(line("p", "errornote", ""));
     if (remaining.length) {
       const list = line("ul", "errorlist", "");
       for (const { path, reason } of remaining) list.append(line("li", "", path.length ? `${path.join(".")}: ${reason}` : reason));
       errors.append(list);
     }
+    updateBanner();
     const place = first?.box.matches("input, select, textarea, button") ? first.box : first?.box.querySelector("input, select, textarea, button");
     (place ?? errors).focus();
+  }
+
+  /* The banner counts the marks, and goes with the last one. */
+  function updateBanner() {
+    const note = errors.querySelector(".errornote");
+    if (!note) return;
+    const count = schemaForm?.errorCount ?? 0;
+    if (!count && !errors.querySelector(".errorlist")) {
+      errors.replaceChildren();
+      return;
+    }
+    const marks = count ? ` Correct the ${count === 1 ? "marked field" : `${count} marked fields`} below.` : "";
+    if (note.textContent !== `The call was not made.${marks}`) note.textContent = `The call was not made.${marks}`;
   }
 
   function line(tag, className, content) {
@@ -344,36 +390,6 @@
     }
   }
 
-  for (const copyButton of snippets.querySelectorAll("[data-copy]")) {
-    copyButton.hidden = false;
-    copyButton.addEventListener("click", () => copy(document.getElementById(copyButton.dataset.copy).textContent, copyButton, "Copied"));
-  }
-
-  const labels = new Map(); // the label of each button that the user pressed
-  const labelTimers = new Map();
-
-  async function copy(content, copyButton, doneText) {
-    if (!labels.has(copyButton)) labels.set(copyButton, copyButton.textContent);
-    copyButton.textContent = (await writeClipboard(content)) ? doneText : "Copying failed";
-    clearTimeout(labelTimers.get(copyButton));
-    labelTimers.set(copyButton, setTimeout(() => (copyButton.textContent = labels.get(copyButton)), 2500));
-  }
-
-  /* Over plain http from another machine there is no clipboard object, but execCommand works. */
-  async function writeClipboard(content) {
-    try {
-      await navigator.clipboard.writeText(content);
-      return true;
-    } catch {
-      const hidden = line("textarea", "visually-hidden", content);
-      document.body.append(hidden);
-      hidden.select();
-      const isCopied = document.execCommand("copy");
-      hidden.remove();
-      return isCopied;
-    }
-  }
-
   const linkButton = document.getElementById("copy-link");
   linkButton.addEventListener("click", async () => {
     try {
@@ -381,7 +397,7 @@
       const encoded = encodeURIComponent(JSON.stringify(response.arguments));
       if (encoded.length > MAX_LINK) throw new Error("The arguments are too long for a link. Save them as a preset.");
       const doneText = response.left_out.length ? `Copied, without ${response.left_out.join(", ")}` : "Copied";
-      await copy(`${location.origin}${location.pathname}#args=${encoded}`, linkButton, doneText);
+      await window.copyToClipboard(`${location.origin}${location.pathname}#args=${encoded}`, linkButton, doneText);
     } catch (error) {
       showErrors([{ path: [], reason: error.message }]);
     }
@@ -390,7 +406,7 @@
   // Start -----------------------------------------------------------------------------------------------------------
 
   linkButton.hidden = false;
-  document.getElementById("keys").hidden = false;
+  document.getElementById("keys").hidden = callButton.disabled;
   document.getElementById("confirmation")?.setAttribute("hidden", "");
   readLink();
   window.addEventListener("hashchange", () => {
@@ -398,4 +414,13 @@
     redraw();
   });
   if (!document.querySelector(".runner-columns-no-arguments")) createForm();
+  focusFirst();
+
+  /* Not on a phone, where the keyboard would cover half of the page. */
+  function focusFirst() {
+    if (matchMedia("(pointer: coarse)").matches || document.activeElement !== document.body) return;
+    if (document.querySelector(".runner-columns-no-arguments")) callButton.focus({ preventScroll: true });
+    else if (schemaForm && !fieldsPart.hidden && fields.childElementCount) schemaForm.focusFirst();
+    else text.focus({ preventScroll: true });
+  }
 })();

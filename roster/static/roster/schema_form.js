@@ -1,6 +1,6 @@
 "use strict";
 
-/* A form for a JSON Schema: `new SchemaForm(box, schema, onChange)`.
+/* A form for a JSON Schema: `new SchemaForm(box, schema, onChange, texts)`. `texts` has the safe HTML of descriptions.
 
    The value is a plain JSON value. Fields read and write places in it. Schemas come from members and are not trusted.
    Texts become text nodes. References are resolved only inside the schema. Patterns are not tried, because one could
@@ -190,8 +190,8 @@
 
   const isNull = (schema) => typeOf(schema) === "null" || (has(schema, "const") && schema.const === null);
 
-  /* A scalar's validation error. Empty if the browser finds none. The server validates again. */
-  function validationError(schema, value) {
+  /* Why a scalar is outside its type or bounds. Empty if the browser finds nothing. The server validates again. */
+  function boundsError(schema, value) {
     if (typeof value === "number") {
       if (typeOf(schema) === "integer" && !Number.isInteger(value)) return "must be a whole number";
       if (value < schema.minimum) return `must be ${schema.minimum} or more`;
@@ -203,10 +203,15 @@
       const length = [...value].length;
       if (length < schema.minLength) return `must have ${schema.minLength} characters or more`;
       if (length > schema.maxLength) return `must have ${schema.maxLength} characters or less`;
-      const format = has(FORMATS, schema.format) ? FORMATS[schema.format] : null;
-      if (value && format?.pattern && value.length < 1000 && !format.pattern.test(value)) return `must be ${format.hint}`;
     }
     return "";
+  }
+
+  /* What to write instead. A format is only a hint, because the server does not check it and tools may take more. */
+  function formatHint(schema, value) {
+    if (typeof value !== "string" || !value || value.length >= 1000 || !has(FORMATS, schema.format)) return "";
+    const { pattern, hint } = FORMATS[schema.format];
+    return pattern && !pattern.test(value) ? `must be ${hint}` : "";
   }
 
   /* Whether the text is a whole number that would be rounded. Exponents such as 1e300 are not checked. */
@@ -219,6 +224,7 @@
   class SchemaForm {
     #box;
     #onChange;
+    #texts;
     #schemas;
     #root;
     #places = new Map(); // by path as JSON: what can show an error there
@@ -226,9 +232,10 @@
     #number = 0;
     value = {};
 
-    constructor(box, schema, onChange) {
+    constructor(box, schema, onChange, texts = new Map()) {
       this.#box = box;
       this.#onChange = onChange;
+      this.#texts = texts;
       this.#schemas = new Schemas(schema);
       this.#root = this.#schemas.flat(schema);
       if (this.#root.unsupported) throw new CannotShow(this.#root.unsupported);
@@ -256,14 +263,26 @@
       return { remaining, first };
     }
 
-    /* Required fields that are empty, if an empty text is certainly not a valid value. */
-    get missing() {
-      return [...this.#places.values()].filter((place) => place.isMissing()).map((place) => ({ path: place.path, reason: "is required" }));
+    /* What seems wrong: required fields that are empty, lists that are too short, values outside their bounds.
+
+       Each is { path, reason, isEmpty }. If `isEmpty`, the server may accept the empty text, but a person forgot it. Ask
+       the server about all others, because the form knows only the common rules of schemas. */
+    get faults() {
+      return [...this.#places.values()].map((place) => ({ path: place.path, ...place.fault() })).filter(({ reason }) => reason);
+    }
+
+    /* The number of places with an error that is shown. */
+    get errorCount() {
+      return [...this.#places.values()].filter((place) => place.error).length;
     }
 
     /* The first field whose text is not a value. */
     get invalidPlace() {
       return [...this.#places.values()].find((place) => place.isInvalid) ?? null;
+    }
+
+    focusFirst() {
+      this.#box.querySelector("input, select, textarea, button")?.focus({ preventScroll: true });
     }
 
     #nearest(path) {
@@ -274,7 +293,7 @@
       return null;
     }
 
-    #redraw(focus) {
+    #redraw(focus, errors = []) {
       this.#schemas.begin();
       this.#places.clear();
       this.#fieldsLeft = MAX_FIELDS;
@@ -285,7 +304,14 @@
         this.#places.clear(); // of hidden fields
         throw error;
       }
+      for (const { path, text } of errors) this.#places.get(path)?.setError(text);
       if (focus) this.#focus(focus);
+    }
+
+    /* The errors that are shown, with the values of their places as JSON. */
+    #shownErrors() {
+      const shown = [...this.#places.entries()].filter(([, place]) => place.error);
+      return shown.map(([path, place]) => ({ path, text: place.error, value: JSON.stringify(this.#at(place.path)) }));
     }
 
     #focus(path) {
@@ -299,10 +325,11 @@
 
     /* Add or remove something, draw it again, and put the focus there. */
     #rebuild(focus, change) {
+      const errors = this.#shownErrors();
       try {
         this.#schemas.begin();
         change();
-        this.#redraw(focus);
+        this.#redraw(focus, errors.filter(({ path, value }) => JSON.stringify(this.#at(JSON.parse(path))) === value));
       } catch (error) {
         if (!(error instanceof CannotShow)) throw error;
         this.#onChange(this.value, error.message);
@@ -346,7 +373,8 @@
     #initialObject(flat, depth, left) {
       const object = {};
       for (const [key, part] of Object.entries(asObject(flat.properties)).slice(0, MAX_CHOICES)) {
-        const isIncluded = asList(flat.required).includes(key) || (isObject(part) && has(part, "default"));
+        const isExample = isObject(part) && has(part, "examples") && ["number", "integer"].includes(typeOf(part)) && !has(part, "const");
+        const isIncluded = (asList(flat.required).includes(key) && !isExample) || (isObject(part) && has(part, "default"));
         if (depth >= MAX_DEPTH || left.values <= 0) break;
         if (isIncluded) put(object, key, this.#initialValue(part, depth + 1, left));
       }
@@ -506,7 +534,7 @@
         error: "",
         path,
         isInvalid: false,
-        isMissing: () => false,
+        fault: () => this.#faultOf(spot),
         hasPath: (errorPath) => errorPath.length === path.length, // of the errors at or below this place
         setError: (text) => {
           place.error = text;
@@ -521,17 +549,41 @@
       return frame;
     }
 
+    /* One of the `faults`, without its path. The reason is empty if the value may be right. */
+    #faultOf({ schema, path, required, nullable, extra }) {
+      const value = this.#at(path);
+      if (value === undefined) return { reason: required && !extra ? "is required" : "", isEmpty: false };
+      if (Array.isArray(value)) {
+        const isShort = value.length < schema.minItems;
+        return { reason: isShort ? `must have ${schema.minItems} ${schema.minItems === 1 ? "item" : "items"} or more` : "", isEmpty: false };
+      }
+      const isEmpty = value === "" && required && !nullable && Boolean((has(FORMATS, schema.format) && FORMATS[schema.format].pattern) || schema.minLength > 0);
+      return { reason: isEmpty ? "is required" : boundsError(schema, value), isEmpty };
+    }
+
     #help(schema, note, id) {
       const description = typeof schema.description === "string" ? schema.description.trim() : "";
       if (!description && !note) return null;
       const help = element("div", "sf-help");
       help.id = `${id}-help`;
       if (description.length > MAX_SHORT_TEXT) {
-        const more = element("details", "", element("summary", "", shorten(description, 160)), element("p", "", shorten(description, MAX_TEXT)));
-        help.append(more);
-      } else if (description) help.append(element("p", "", description));
+        const prose = this.#prose(description);
+        const beginning = prose.textContent.replaceAll(/\s+/g, " ").trim();
+        help.append(element("details", "", element("summary", "", shorten(beginning, 160)), prose));
+      } else if (description) help.append(this.#prose(description));
       if (note) help.append(element("p", "sf-note", note));
       return help;
+    }
+
+    /* The server has laid out the descriptions with Markdown. */
+    #prose(description) {
+      const html = this.#texts.get(SchemaForm.keyOf(description));
+      return html ? element("div", "sf-prose", html.cloneNode(true)) : element("p", "", shorten(description, MAX_TEXT));
+    }
+
+    /* A parser of HTML changes the ends of lines. */
+    static keyOf(description) {
+      return description.replaceAll(/\r\n?/g, "\n").trim();
     }
 
     #newId() {
@@ -553,7 +605,7 @@
       else if (typeof spot.path.at(-1) === "number") this.#put(spot.path, spot.nullable ? null : "");
       else this.#remove(spot.path);
       control.place.isInvalid = false;
-      control.place.setError(value === undefined ? "" : validationError(spot.schema, value));
+      control.place.setError(value === undefined ? "" : boundsError(spot.schema, value) || formatHint(spot.schema, value));
       this.#onChange(this.value);
     }
 
@@ -571,6 +623,8 @@
     #text(spot) {
       const { schema, path } = spot;
       const value = this.#at(path) ?? "";
+      const local = schema.format === "date-time" ? SchemaInputs.localTime(value) : null;
+      if (local !== null) return this.#dateTime(spot, local);
       const isSecret = schema.writeOnly === true || schema.format === "password";
       const format = isSecret ? FORMATS.password : has(FORMATS, schema.format) ? FORMATS[schema.format] : null;
       const isDate = format?.type === "date" && (value === "" || format.pattern.test(value));
@@ -583,7 +637,34 @@
       control.placeholder = this.#placeholder(schema) || (format && control.type === "text" ? format.hint : "");
       control.addEventListener("input", () => this.#set(spot, control, control.value || (spot.required && !spot.nullable ? "" : this.#nothing(spot))));
       const frame = this.#frame(spot, control);
-      control.place.isMissing = () => Boolean(spot.required && format?.pattern && this.#at(path) === "");
+      if (SchemaInputs.isBinary(schema)) frame.append(this.#file(spot, control));
+      return frame;
+    }
+
+    /* A button that fills the text with the base64 of a file. */
+    #file(spot, control) {
+      const take = (text) => {
+        control.value = text;
+        this.#set(spot, control, text);
+      };
+      return SchemaInputs.filePicker(spot.schema, shorten(spot.label, 60), take, (reason) => control.place.setError(reason));
+    }
+
+    /* A picker in the zone of the browser. The value has the offset. */
+    #dateTime(spot, local) {
+      const control = element("input", "sf-text");
+      control.type = "datetime-local";
+      control.step = "1";
+      control.value = local;
+      const sent = element("p", "sf-note sf-sent");
+      const show = () => (sent.textContent = this.#at(spot.path) ? `sent as ${this.#at(spot.path)}` : "");
+      control.addEventListener("input", () => {
+        this.#set(spot, control, SchemaInputs.offsetTime(control.value) || (spot.required && !spot.nullable ? "" : this.#nothing(spot)));
+        show();
+      });
+      show();
+      const frame = this.#frame(spot, control);
+      frame.append(sent);
       return frame;
     }
 

@@ -1,20 +1,27 @@
 "use strict";
 
-/* The form of a new token: members and tools are shown if the scope uses them. */
+/* The form of a new token: a field is shown if the scope, or the search mode, uses it. */
 (() => {
   const scope = document.getElementById("id_scope");
   if (!scope) return;
 
+  const searchMode = document.getElementById("id_search_mode");
+
+  function showField(field, isUsed) {
+    const row = document.querySelector(`.field-${field}`);
+    // Choices from before a change stay visible, because the form refuses them.
+    const chosen = row.querySelectorAll("option:checked, input:checked");
+    const hasChoice = [...chosen].some((option) => option.value);
+    row.hidden = !isUsed && !hasChoice;
+  }
+
   function showFields() {
-    for (const field of ["members", "tools"]) {
-      const row = document.querySelector(`.field-${field}`);
-      // Choices from before a change of the scope stay visible, because the form refuses them.
-      const hasChoice = document.querySelectorAll(`#id_${field}_to option, select#id_${field} option:checked`).length > 0;
-      row.hidden = scope.value !== field && !hasChoice;
-    }
+    for (const field of ["members", "tools", "tool_set"]) showField(field, scope.value === field);
+    showField("pinned_tools", searchMode.checked);
   }
 
   scope.addEventListener("change", showFields);
+  searchMode.addEventListener("change", showFields);
   showFields();
 })();
 
@@ -33,6 +40,29 @@
     for (const text of part.querySelectorAll("pre.block")) {
       if (text.textContent.includes(PLACEHOLDER)) text.textContent = text.textContent.replaceAll(PLACEHOLDER, secret);
     }
+    for (const link of part.querySelectorAll("a[data-adds]")) link.href = linkWithSecret(link.getAttribute("href"));
+  }
+
+  /* The configuration in the link of Cursor is in base64. */
+  function linkWithSecret(address) {
+    const encoded = address.match(/^(cursor:.*&config=)(.+)$/);
+    if (!encoded) return address.replaceAll(PLACEHOLDER, secret);
+    const config = atob(decodeURIComponent(encoded[2])).replaceAll(PLACEHOLDER, secret);
+    return encoded[1] + encodeURIComponent(btoa(config));
+  }
+
+  const find = document.getElementById("find-choices");
+  if (find) {
+    find.hidden = false;
+    find.addEventListener("input", () => {
+      const words = find.value.toLowerCase().split(/\s+/);
+      for (const label of document.querySelectorAll("#member-choices label")) {
+        // What is chosen stays in sight, so that nobody forgets it.
+        const isFound = words.every((word) => label.textContent.toLowerCase().includes(word));
+        label.hidden = !isFound && !label.querySelector("input").checked;
+      }
+    });
+    find.addEventListener("change", (event) => event.stopPropagation());
   }
 
   if (choices) {

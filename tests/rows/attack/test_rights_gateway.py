@@ -24,12 +24,8 @@ from mcp_runtime.gateway.endpoints.routing import Endpoints
 from roster.models import Agent, Call, Hall, Token, Tool, ToolSet
 from tests.attack import rights_table
 from tests.conftest import eventually
-from tests.rows.mcp_runtime.gateway import conftest
 from tests.support.agents import GatewayClient, MessageStream, make_token
 from tests.support.gateway_world import ALL, DEFAULT, World, event, notification, request, result, text
-
-pytestmark = pytest.mark.no_cover  # as in test_rights
-world = conftest.world  # the fixture
 
 SECRET = "word-of-somebody-else"
 # Each address, with the kinds of token that find it. `{agent}` is an agent of another user.

@@ -15,7 +15,7 @@ from django.utils import timezone
 from mcp_runtime.members.availability import Availability
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.restarts import QUICK_TRIES
-from mcp_runtime.members.starting import StartOptions
+from mcp_runtime.members.start_options import StartOptions
 from mcp_runtime.system.runtime_id import RuntimeId
 from roster.models import GuildMember
 

@@ -248,6 +248,7 @@ def test_an_approval_between_comparison_and_write_is_kept(anna: GuildMember) -> 
     assert held() == set()
 
 
+@pytest.mark.no_cover
 def test_two_thousand_changed_tools_are_written(anna: GuildMember) -> None:
     for text in ("Old.", "New."):
         list_tools(anna, *({"name": f"tool-{number}", "description": text} for number in range(2000)))

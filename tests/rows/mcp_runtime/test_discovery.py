@@ -191,6 +191,7 @@ def test_an_invalid_manifest_is_a_row_with_its_error(tmp_path: Path) -> None:
     assert sync(tmp_path) == "2 added: good, broken; 1 faulty: broken"
     row = row_of("broken")
     assert row.manifest_error == "broken/guild-member.json: args.1: must be a string"
+    assert row.manifest_error_key == "args.1"
     assert row.manifest == {}
     assert row.error == row.manifest_error
     assert row_of("good").manifest_error == ""
@@ -210,7 +211,16 @@ def test_a_fixed_manifest_clears_the_error_of_its_row(tmp_path: Path) -> None:
     pk = row_of("echo").pk
     write_manifest(tmp_path, "echo")
     assert sync(tmp_path) == "1 changed: echo"
-    assert (row_of("echo").pk, row_of("echo").manifest_error) == (pk, "")
+    row = row_of("echo")
+    assert (row.pk, row.manifest_error, row.manifest_error_key) == (pk, "", "")
+
+
+def test_an_error_that_an_older_version_noted_gets_its_place(tmp_path: Path) -> None:
+    write_manifest(tmp_path, "echo", args=5)
+    sync(tmp_path)
+    GuildMember.objects.update(manifest_error_key="")
+    sync(tmp_path)
+    assert row_of("echo").manifest_error_key == "args"
 
 
 def test_a_manifest_that_becomes_invalid_does_not_change_the_member(tmp_path: Path) -> None:

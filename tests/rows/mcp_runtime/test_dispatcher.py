@@ -25,7 +25,7 @@ from mcp_runtime.calls.dispatcher import Dispatcher
 from mcp_runtime.calls.queue_watch import QueueWatch
 from mcp_runtime.calls.transitions import Outcome
 from mcp_runtime.client.client import JsonRpcClient
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.restarts import Restarts, restart_delay
@@ -109,8 +109,10 @@ class ConnectedMember:
         self.held_tools: frozenset[str] = frozenset()
         self.big_outcome_lock = threading.Lock()
         self.stop_requested = threading.Event()
+        self.users = None
 
     describe_end = LiveMember.describe_end
+    client_of = LiveMember.client_of
 
 
 class Watch(QueueWatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Status = GuildMember.Status
 SECRET = "hunter2-hunter2"
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Iterator[RemoteStage]:
-    stage = RemoteStage(tmp_path)
-    yield stage
-    for live_member in stage.lifecycle.live_members():
-        live_member.client.close()
-    for server in stage.servers:
-        server.close()
 
 
 # Start ------------------------------------------------------------------------------------------------------------
@@ -134,6 +124,20 @@ def test_a_server_with_an_invalid_response_is_in_error_and_is_tried_again(
     assert text in failed_member.last_error
     assert history(member)[-1] == "starting -> error: start failed"
     assert failed_member.restarts == 1
+
+
+def test_a_server_cannot_write_the_end_of_the_sentence_about_it(stage: RemoteStage) -> None:
+    message = f"the secret 'GITHUB_TOKEN' must be set{GuildMember.TAIL_MARK}x"
+
+    def refuse(request: Request) -> None:
+        request.error(-32603, message)
+
+    server = stage.serve({"initialize": refuse, "server/discover": refuse})
+    member = stage.add_remote(server.url)
+    stage.lifecycle.start(member.pk)
+    failed_member = in_error(stage, member)
+    assert failed_member.last_reason == failed_member.last_error
+    assert failed_member.last_reason.endswith("(JSON-RPC error -32603: internal error)")
 
 
 def test_a_server_that_is_down_is_an_error_at_once(stage: RemoteStage) -> None:

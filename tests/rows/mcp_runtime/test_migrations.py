@@ -21,7 +21,7 @@ from tests.support.leases import current_lease_id
 pytestmark = pytest.mark.django_db
 
 TOO_OLD = r"This version of Guild Hall \(.*\) is too old for the database, which needs a version with migration 9000"
-MISSING = r"The database does not have the migration \d{4}_\w+ of this version .* manage.py prepare"
+MISSING = r"The database does not have the migration \d{4}_\w+ of this version .* guildhall prepare"
 
 
 @pytest.fixture(autouse=True)

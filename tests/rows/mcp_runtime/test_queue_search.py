@@ -67,6 +67,25 @@ def test_calls_of_a_requester_are_excluded_and_those_of_nobody_and_of_others_sta
     assert of_eve not in find_queued(LEASE_ID, in_anna, 9)
 
 
+def test_finished_calls_are_not_read_although_most_were_queued_when_the_statistics_were_made() -> None:
+    anna = make_member("anna")
+    Call.objects.bulk_create(
+        Call(member=anna, tool_name="echo", timeout=7.5, source=Call.Source.REST) for _ in range(3000)
+    )
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE roster_call")
+    ids = list(Call.objects.order_by("pk").values_list("pk", flat=True))
+    Call.objects.filter(pk__lte=ids[-10]).update(status=Call.Status.SUCCEEDED)
+    with CaptureQueriesContext(connection) as queries:
+        assert len(find_queued(LEASE_ID, Exclusions(), 5)) == 5
+    explain = "EXPLAIN" if connection.vendor == "postgresql" else "EXPLAIN QUERY PLAN"
+    with connection.cursor() as cursor:
+        cursor.execute(f"{explain} {queries[0]['sql']}")
+        plan = str(cursor.fetchall())
+    assert "call_active" in plan
+    assert "SCAN roster_call " not in plan  # of SQLite
+
+
 NOBODY = (None, None)
 EVE = (7, None)
 

@@ -71,10 +71,10 @@ def test_a_secret_can_be_set_again_and_both_rows_of_one_value_differ() -> None:
 
 def test_a_member_that_was_not_allowed_gets_a_sentence_with_the_command() -> None:
     member = make_member()
-    with pytest.raises(SecretError, match=r"'api-key' does not exist; set it .* manage.py set_secret api-key"):
+    with pytest.raises(SecretError, match=r"'api-key' does not exist; set it .* guildhall set_secret api-key"):
         value_for(member)
     secrets.set_secret("api-key", CANARY, by=None)
-    with pytest.raises(SecretError, match=r"may not use .* manage.py allow_secret api-key anna") as error:
+    with pytest.raises(SecretError, match=r"may not use .* guildhall allow_secret api-key anna") as error:
         value_for(member)
     assert CANARY not in str(error.value)
 

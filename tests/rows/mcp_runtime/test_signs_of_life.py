@@ -12,13 +12,10 @@ from mcp_runtime.members import signs_of_life
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.signs_of_life import SignsOfLife
 from roster.models import GuildMember
-from tests.rows.mcp_runtime import test_lifecycle_remote
 from tests.support.lifecycle_stage import RemoteStage, in_error, last_change, row
 from tests.support.scripted_server import Request, Server
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-stage = test_lifecycle_remote.stage
 
 Status = GuildMember.Status
 
@@ -128,11 +125,9 @@ def test_a_member_that_does_not_respond_is_shown_until_it_responds(stage: Remote
     assert timezone.now() - silent_member.no_answer_since - timedelta(seconds=30) < timedelta(seconds=2)
     assert (silent_member.status, silent_member.silence) == (
         Status.CONNECTED,
-        f"no answer since {silent_member.no_answer_since:%H:%M:%S} UTC",
+        f"no answer since {silent_member.no_answer_since:%Y-%m-%d %H:%M:%S} UTC",
     )
     assert silent_member.all_warnings[0] == silent_member.silence
-    silent_member.no_answer_since -= timedelta(days=3)
-    assert silent_member.silence == f"no answer since {silent_member.no_answer_since:%Y-%m-%d %H:%M:%S} UTC"
     watched.live_member.silence.note_answer()
     watched.send_pings()
     assert row(watched.member).no_answer_since is None

@@ -12,7 +12,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.calls import statistics, transitions
+from mcp_runtime.calls import pruning, statistics
 from mcp_runtime.control.calls import call_series, calls_of_last_hour
 from mcp_runtime.rows import clock, lease
 from roster.models import Call, CallRollup, GuildMember, Hall
@@ -167,7 +167,7 @@ def test_deleted_calls_stay_in_the_statistics(anna: GuildMember, set_clock: Call
     add_calls(anna, number=2)
     statistics.roll_up(NOON - minutes(100))
     before = call_series("day", member=anna)
-    assert transitions.prune(days=30, keep=0) == 9
+    assert pruning.prune_calls(days=30, keep=0) == 9
     after = call_series("day", member=anna)
     assert (counts_by_age(after), after.total.p95) == (counts_by_age(before), before.total.p95)
     set_clock(NOON + timedelta(seconds=1))
@@ -272,6 +272,16 @@ def test_percentiles_have_an_error_of_at_most_a_fifth(anna: GuildMember, duratio
     for percentile in (total.p50, total.p95):
         assert percentile is not None
         assert abs(percentile - duration) <= max(0.2 * duration, 0.0006)
+
+
+@pytest.mark.usefixtures("set_clock")
+@pytest.mark.parametrize("is_rolled_up", [True, False])
+def test_the_duration_of_one_call_is_exact(anna: GuildMember, is_rolled_up: bool) -> None:
+    add_calls(anna, minutes(1), duration=10.0)
+    if is_rolled_up:
+        statistics.roll_up()
+    total = series_of_hour(member=anna).total
+    assert (total.p50, total.p95) == (pytest.approx(10.0, abs=1e-5), pytest.approx(10.0, abs=1e-5))
 
 
 @pytest.mark.usefixtures("set_clock")

@@ -18,10 +18,11 @@ from django.db import DatabaseError
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from mcp_runtime.members import discovery, supervisor
+from mcp_runtime.members import discovery, supervisor, verbs
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.silence import Silence
-from mcp_runtime.members.supervisor import Supervisor, Threads, unfulfilled
+from mcp_runtime.members.supervisor import Supervisor, unfulfilled
+from mcp_runtime.members.verbs import Threads
 from roster.models import GuildMember, Node
 from tests.conftest import eventually
 from tests.support.lifecycle_stage import OWN_LEASE, RecordingLifecycle
@@ -292,7 +293,7 @@ def test_a_verb_that_fails_frees_its_member_for_the_next_turn(
 
 def test_a_verb_that_ended_wakes_the_loop(turns: SupervisorTurns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "TICK_SECONDS", 60.0)
-    monkeypatch.setattr(supervisor, "START_SLOT_SECONDS", 60.0)
+    monkeypatch.setattr(verbs, "START_SLOT_SECONDS", 60.0)
     add()
     turns.lifecycle.released.clear()
     turns.supervisor.start()
@@ -349,7 +350,7 @@ def test_a_start_that_hangs_frees_its_slot_after_some_time(
         add(name)
     two_slots.lifecycle.released.clear()
     assert two_slots.take() == [("start", "a"), ("start", "b")]
-    monkeypatch.setattr(supervisor, "START_SLOT_SECONDS", 0.0)
+    monkeypatch.setattr(verbs, "START_SLOT_SECONDS", 0.0)
     assert two_slots.take() == [("start", "c"), ("start", "d")]
 
 
@@ -361,7 +362,7 @@ def test_a_start_with_an_idle_process_frees_its_slot_earlier(
     assert two_slots.take() == [("start", "a"), ("start", "b")]
     two_slots.lifecycle.live = [FakeLiveMember(idle_member.pk, is_computing=False)]
     assert two_slots.take() == []
-    monkeypatch.setattr(supervisor, "IDLE_START_SLOT_SECONDS", 0.0)
+    monkeypatch.setattr(verbs, "IDLE_START_SLOT_SECONDS", 0.0)
     assert two_slots.take() == [("start", "c")]
 
 
@@ -372,12 +373,12 @@ def test_a_start_that_computes_keeps_its_slot_longer_but_not_forever(
     two_slots.lifecycle.released.clear()
     assert two_slots.take() == [("start", "a"), ("start", "b")]
     two_slots.lifecycle.live = [FakeLiveMember(busy_member.pk, is_computing=True)]
-    monkeypatch.setattr(supervisor, "START_SLOT_SECONDS", 0.0)
+    monkeypatch.setattr(verbs, "START_SLOT_SECONDS", 0.0)
     assert two_slots.take() == [("start", "c")]
-    monkeypatch.setattr(supervisor, "START_SLOT_SECONDS", 60.0)
+    monkeypatch.setattr(verbs, "START_SLOT_SECONDS", 60.0)
     assert two_slots.take() == []
-    monkeypatch.setattr(supervisor, "START_SLOT_SECONDS", 0.0)
-    monkeypatch.setattr(supervisor, "LONGEST_START_SLOT_SECONDS", 0.0)
+    monkeypatch.setattr(verbs, "START_SLOT_SECONDS", 0.0)
+    monkeypatch.setattr(verbs, "LONGEST_START_SLOT_SECONDS", 0.0)
     assert two_slots.take() == [("start", "d")]
 
 
@@ -406,6 +407,7 @@ class FakeLiveMember:
     ) -> None:
         self.is_computing = is_computing
         self.max_processes = self.max_memory = 0
+        self.token = None
         self.silence = Silence()
         self.member_id = member_id
         self.name = GuildMember.objects.get(pk=member_id).name
@@ -561,7 +563,7 @@ def test_the_loop_does_not_wait_for_a_restart_that_is_not_allowed(
 def test_the_next_turn_comes_when_a_start_frees_its_slot(
     turns: SupervisorTurns, turn_times: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "START_SLOT_SECONDS", 0.6)
+    monkeypatch.setattr(verbs, "START_SLOT_SECONDS", 0.6)
     add()
     turns.lifecycle.released.clear()
     turns.supervisor.start()
@@ -572,7 +574,7 @@ def test_the_next_turn_comes_when_a_start_frees_its_slot(
 def test_the_loop_does_not_wait_for_a_start_that_freed_its_slot(
     turns: SupervisorTurns, turn_times: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "START_SLOT_SECONDS", -1.0)
+    monkeypatch.setattr(verbs, "START_SLOT_SECONDS", -1.0)
     add()
     turns.lifecycle.released.clear()
     assert count_turns_in_half_a_second(turns, turn_times) == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mcp_runtime.members import supervisor
+from mcp_runtime.members import verbs
 from mcp_runtime.members.supervisor import Supervisor
 from roster.models import GuildMember
 from tests.conftest import eventually
@@ -54,7 +54,7 @@ def change_status(verb: str, member_id: int) -> None:
 def test_many_stops_at_once_use_a_limited_number_of_threads_and_all_happen(
     supervisor_: Supervisor, lifecycle: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "MAX_VERBS", 10)
+    monkeypatch.setattr(verbs, "MAX_VERBS", 10)
     add_members(30, Status.CONNECTED, desired_state=GuildMember.DesiredState.STOPPED)
     lifecycle.effect = change_status
     lifecycle.released.clear()
@@ -72,8 +72,8 @@ def test_many_stops_at_once_use_a_limited_number_of_threads_and_all_happen(
 def test_slow_starts_leave_threads_for_stops(
     supervisor_: Supervisor, lifecycle: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "MAX_VERBS", 6)
-    monkeypatch.setattr(supervisor, "MAX_STARTS", 4)
+    monkeypatch.setattr(verbs, "MAX_VERBS", 6)
+    monkeypatch.setattr(verbs, "MAX_STARTS", 4)
     add_members(20, Status.DISCONNECTED)
     lifecycle.released.clear()
     supervisor_.tick()

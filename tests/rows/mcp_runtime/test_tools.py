@@ -67,6 +67,7 @@ def test_tools_of_other_members_are_not_changed(anna: GuildMember) -> None:
     assert Tool.objects.get(member=bob).listed
 
 
+@pytest.mark.no_cover
 def test_two_thousand_tools_are_written(anna: GuildMember) -> None:
     write_tools(anna.pk, [{**ECHO, "name": f"tool-{number}"} for number in range(2000)])
     write_tools(anna.pk, [{**ECHO, "name": f"tool-{number}"} for number in range(1000)])

@@ -15,7 +15,7 @@ from django.contrib.auth.models import Permission, User
 from django.db import connection
 from django.utils import timezone
 
-from mcp_runtime.calls import statements, transitions
+from mcp_runtime.calls import pruning, statements, transitions
 from mcp_runtime.calls.transitions import ErrorKind, Outcome, Requester, Status
 from mcp_runtime.protocol import errors
 from mcp_runtime.protocol.errors import (
@@ -218,8 +218,8 @@ def break_member() -> None:
         (
             make_tool_a_task,
             RequestRefusedError,
-            "tool 'echo' of member 'anna' runs only as a task: it is offered at the member's own address of the "
-            "gateway alone, /mcp/<member>",
+            "tool 'echo' of member 'anna' runs only as a task, so only a client that supports tasks can call it, at "
+            "the address of the member",
         ),
         (unlist_tool, UnknownToolError, "member 'anna' lists no tool 'echo'"),
         (break_member, UnknownToolError, "member 'anna' lists no tool 'echo': it fell over"),
@@ -557,6 +557,8 @@ def test_secrets_are_masked_after_every_outcome(echo: Tool, lease_id: uuid.UUID,
 OUTCOMES: dict[type[ClientError], tuple[ClientError, Status, str]] = {
     errors.ConnectError: (errors.ConnectError("refused"), Status.FAILED, "transport"),
     errors.HttpStatusError: (errors.HttpStatusError(500), Status.FAILED, "transport"),
+    errors.ChallengeError: (errors.ChallengeError(401, "", "Bearer"), Status.FAILED, "transport"),
+    errors.SignInNeededError: (errors.SignInNeededError("needs a sign-in"), Status.FAILED, "unavailable"),
     errors.TransportError: (errors.TransportError("broken"), Status.FAILED, "transport"),
     errors.ForeignAnswerError: (errors.ForeignAnswerError(), Status.FAILED, "transport"),
     errors.ClientError: (errors.ClientError("odd"), Status.FAILED, "transport"),
@@ -578,7 +580,7 @@ def test_each_error_gives_its_outcome(cls: type[ClientError]) -> None:
     error, status, kind = OUTCOMES[cls]
     outcome = Outcome.of_error(error, member="anna", tool="echo")
     assert (outcome.status, outcome.error_kind) == (status, kind)
-    suffix = "; it may have run" if kind == "timeout" else ""
+    suffix = {"timeout": "; it may have run", "unavailable": "; the call was not sent"}.get(kind, "")
     assert outcome.error_message == f"tool 'echo' of member 'anna': {error}{suffix}"
 
 
@@ -712,41 +714,41 @@ def remaining_ids() -> list[int]:
 def test_calls_that_are_too_old_are_deleted(echo: Tool) -> None:
     add_finished_calls(3, age=10)
     new_ids = add_finished_calls(2, age=8)
-    assert transitions.prune(days=9, keep=1000) == 3
+    assert pruning.prune_calls(days=9, keep=1000) == 3
     assert remaining_ids() == new_ids
 
 
 def test_the_oldest_calls_beyond_the_limit_are_deleted(echo: Tool) -> None:
     ids = add_finished_calls(10)
-    assert transitions.prune(days=30, keep=4) == 6
+    assert pruning.prune_calls(days=30, keep=4) == 6
     assert remaining_ids() == ids[-4:]
 
 
 @pytest.mark.parametrize(("number", "keep"), [(0, 5), (5, 5), (4, 5)])
 def test_no_calls_within_the_limits_are_deleted(echo: Tool, number: int, keep: int) -> None:
     add_finished_calls(number)
-    assert transitions.prune(days=30, keep=keep) == 0
+    assert pruning.prune_calls(days=30, keep=keep) == 0
     assert len(remaining_ids()) == number
 
 
 def test_a_limit_of_zero_deletes_all_calls(echo: Tool) -> None:
     add_finished_calls(3)
-    assert transitions.prune(days=30, keep=0) == 3
+    assert pruning.prune_calls(days=30, keep=0) == 3
 
 
 def test_unfinished_calls_are_not_deleted(echo: Tool, lease_id: uuid.UUID) -> None:
     long_ago = timezone.now() - timedelta(days=1000)
     unfinished_ids = [add_queued_call(queued_at=long_ago).pk, add_running_call(lease_id, queued_at=long_ago).pk]
     add_finished_calls(2, age=500)
-    transitions.prune(days=1, keep=0)
+    pruning.prune_calls(days=1, keep=0)
     assert remaining_ids() == unfinished_ids
 
 
 def test_many_calls_are_deleted_in_batches(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "PRUNE_BATCH", 10)
+    monkeypatch.setattr(pruning, "BATCH", 10)
     add_finished_calls(25, age=10)
     add_finished_calls(25)
-    assert transitions.prune(days=5, keep=3) == 47
+    assert pruning.prune_calls(days=5, keep=3) == 47
     assert len(remaining_ids()) == 3
 
 
@@ -758,11 +760,11 @@ def test_totals_stay_the_same_after_rows_are_deleted(echo: Tool) -> None:
     expected = {("anna", "succeeded"): 3, ("anna", "tool"): 2, ("anna", "lost"): 1, ("anna", "cancelled"): 4}
     assert transitions.call_counts() == expected
     for keep in (7, 2, 0):
-        transitions.prune(days=30, keep=keep)
+        pruning.prune_calls(days=30, keep=keep)
         assert transitions.call_counts() == expected
     add_finished_calls(1)
     assert transitions.call_counts()["anna", "succeeded"] == 4
-    transitions.prune(days=30, keep=0)
+    pruning.prune_calls(days=30, keep=0)
     assert transitions.call_counts()["anna", "succeeded"] == 4
     assert CallTotal.objects.count() == 4
 
@@ -779,13 +781,13 @@ def test_totals_are_counted_by_member_and_without_unfinished_calls(echo: Tool, l
 
 @pytest.mark.django_db(transaction=True)
 def test_totals_never_fall_during_a_prune(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "PRUNE_BATCH", 5)
+    monkeypatch.setattr(pruning, "BATCH", 5)
     add_finished_calls(100)
     is_done = threading.Event()
 
     def prune() -> int:
         try:
-            return transitions.prune(days=30, keep=0)
+            return pruning.prune_calls(days=30, keep=0)
         finally:
             is_done.set()
 
@@ -802,9 +804,9 @@ def test_totals_never_fall_during_a_prune(echo: Tool, monkeypatch: pytest.Monkey
 
 @pytest.mark.django_db(transaction=True)
 def test_prunes_at_the_same_time_count_each_call_once(echo: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transitions, "PRUNE_BATCH", 5)
+    monkeypatch.setattr(pruning, "BATCH", 5)
     add_finished_calls(60)
-    assert sum(run_together(*[lambda: transitions.prune(days=30, keep=0)] * 3)) == 60
+    assert sum(run_together(*[lambda: pruning.prune_calls(days=30, keep=0)] * 3)) == 60
     assert transitions.call_counts() == {("anna", "succeeded"): 60}
 
 
@@ -813,8 +815,18 @@ def test_old_status_changes_are_deleted_and_new_ones_stay(anna: GuildMember) -> 
         StatusChange.objects.create(
             member=anna, old="error", new="starting", cause="x", created_at=timezone.now() - timedelta(days=age)
         )
-    assert transitions.prune_status_changes(days=5) == 1
+    assert pruning.prune_status_changes(days=5) == 1
     assert StatusChange.objects.count() == 1
+
+
+def test_an_old_failure_that_still_repeats_is_not_deleted(anna: GuildMember) -> None:
+    now = timezone.now()
+    for repeated_at in (now - timedelta(days=1), now - timedelta(days=6), None):
+        StatusChange.objects.create(
+            member=anna, old="starting", new="error", created_at=now - timedelta(days=10), repeated_at=repeated_at
+        )
+    assert pruning.prune_status_changes(days=5) == 2
+    assert StatusChange.objects.get().repeated_at == now - timedelta(days=1)
 
 
 # Active calls -----------------------------------------------------------------------------------------------------

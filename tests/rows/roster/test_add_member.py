@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -10,6 +11,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from roster.models import MemberProposal, Secret
+from tests.support.bundles import bundle, manifest, server
 
 pytestmark = pytest.mark.django_db
 
@@ -40,7 +42,7 @@ def test_a_file_is_proposed_and_shown_before_the_approval(tmp_path: Path) -> Non
 
 
 def test_standard_input_a_command_line_and_a_url_are_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(TEXT))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     assert "notes" in run("-")
     assert "npx -y thing-mcp" in run("npx -y thing-mcp", "--name", "thing")
     assert "https://mcp.example.com/mcp" in run("https://mcp.example.com/mcp")
@@ -117,3 +119,40 @@ def test_a_source_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"\xff\xfe")
     with pytest.raises(CommandError, match="UTF-8"):
         run(str(tmp_path / "x"))
+
+
+def test_a_bundle_is_recognized_by_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bundle()
+    (tmp_path / "download").write_bytes(content)
+    text = run(str(tmp_path / "download"))
+    row = MemberProposal.objects.get()
+    for part in (hashlib.sha256(content).hexdigest(), "server/index.js", "Anna (as it claims)", row.digest):
+        assert part in text
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    run("-", "--name", "second")
+    assert set(MemberProposal.objects.values_list("name", flat=True)) == {"echo", "second"}
+
+
+def test_a_bundle_that_needs_values_says_which_and_takes_them(tmp_path: Path) -> None:
+    path = tmp_path / "echo.mcpb"
+    asking = {"user_config": {"folder": {"type": "directory", "multiple": True, "required": True}}}
+    path.write_bytes(bundle(manifest(server=server(args=["${user_config.folder}"]), **asking)))
+    output = io.StringIO()
+    with pytest.raises(CommandError, match="folder: needs a value"):
+        call_command("add_member", str(path), stdout=output)
+    assert "--set folder=VALUE  required, may be repeated" in output.getvalue()
+    run(str(path), "--set", "folder=/a", "--set", "folder=/b")
+    assert MemberProposal.objects.get().manifest["args"] == ["/a", "/b"]
+
+
+def test_a_file_that_is_called_a_bundle_and_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.mcpb").write_bytes(b"npx a")
+    with pytest.raises(CommandError, match="is not a zip"):
+        run(str(tmp_path / "x.mcpb"))
+    with pytest.raises(CommandError, match="There is no file"):
+        run(str(tmp_path / "missing.mcpb"))
+
+
+def test_names_of_files_that_look_like_facts_stay_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bundle(files={"server/index.js": b"", "x  sandbox        off": b""}))
+    assert run(str(tmp_path / "a")).count("\n  sandbox") == 1

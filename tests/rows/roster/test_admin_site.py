@@ -39,7 +39,11 @@ def test_a_user_without_staff_status_logs_in_and_sees_the_pages_of_the_role(clie
     roles.set_role(bob, Role.objects.get(name="viewer"))
     assert not bob.is_staff
     assert log_in(client).request["PATH_INFO"] == TOOLS
-    assert client.get("/admin/roster/call/").status_code == 403
+    response = client.get("/admin/roster/call/")
+    assert response.status_code == 403
+    text = response.content.decode()
+    assert "You are logged in as <strong>bob</strong>, whose permissions do not include this page" in text
+    assert 'href="/admin/roster/tool/"' in text  # the navigation leads back
 
 
 def test_a_user_without_any_right_is_told_so_wherever_the_login_was_to_lead(client: Client, bob: User) -> None:
@@ -76,3 +80,20 @@ def test_a_user_who_becomes_inactive_is_sent_to_the_login(client: Client, bob: U
     log_in(client)
     User.objects.filter(pk=bob.pk).update(is_active=False)
     assert client.get("/admin/").headers["Location"].startswith("/admin/login/")
+
+
+def test_a_page_that_is_not_there_has_the_navigation_and_a_way_back(client: Client, bob: User) -> None:
+    roles.set_role(bob, Role.objects.get(name="caller"))
+    client.force_login(bob)
+    for address in ("/admin/roster/call/4711/change/", "/admin/nowhere/", "/nowhere"):
+        response = client.get(address)
+        assert response.status_code == 404, address
+        text = response.content.decode()
+        assert "There is no such page, or what was on it does not exist for you." in text, address
+        assert 'href="/admin/roster/tool/"' in text, address  # the navigation leads back
+
+
+def test_a_stranger_sees_no_navigation_on_a_page_that_is_not_there(client: Client) -> None:
+    response = client.get("/nowhere")
+    assert response.status_code == 404
+    assert 'href="/admin/roster/tool/"' not in response.content.decode()

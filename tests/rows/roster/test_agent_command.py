@@ -1,4 +1,4 @@
-"""`manage.py agent`: its refusals before anything is queued. Real agents are in tests/system/test_agents.py."""
+"""`guildhall agent`: its refusals before anything is queued. Real agents are in tests/system/test_agents.py."""
 
 from __future__ import annotations
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.conf import settings
+from pytest_django import DjangoAssertNumQueries
 
+from mcp_runtime.control.tool_sets import Entry as SetEntry
+from mcp_runtime.control.tool_sets import Values, create_tool_set
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownMemberError
 from mcp_runtime.rows import lease
 from mcp_runtime.security.access import OPERATOR, Principal
 from roster import agent_config
-from roster.agent_config import FORMATS, Cost, Entry
+from roster.agent_config import Cost
+from roster.client_formats import CLIENTS, Entry
 from roster.models import GuildMember, PortAllocation, Tool
 from tests.support.leases import own_node
 
@@ -27,7 +32,7 @@ GATEWAY, DIRECT = ENTRIES[0].url, ENTRIES[1].url
 
 
 def config_of(client: str) -> Any:
-    text = FORMATS[client].write(ENTRIES)
+    text = CLIENTS[client].write(ENTRIES)
     return tomllib.loads(text) if client == "codex" else json.loads(text)
 
 
@@ -63,7 +68,8 @@ def test_the_url_of_the_gateway_can_name_members() -> None:
 def add_member(name: str, *tools: str, **columns: Any) -> GuildMember:
     member = GuildMember.objects.create(name=name, directory=name, node=own_node(), **columns)
     for tool in tools:
-        Tool.objects.create(member=member, name=tool, definition={"name": tool, "inputSchema": {"type": "object"}})
+        definition = {"name": tool, "inputSchema": {"type": "object"}}
+        Tool.objects.create(member=member, name=tool, definition=definition, version=f"of {tool}")
     return member
 
 
@@ -130,7 +136,61 @@ def test_the_cost_of_a_definition_is_counted_again_only_after_a_change(
     with monkeypatch.context() as patch:
         patch.setattr(mcp, "offered_definition", lambda *_, **__: pytest.fail("read again"))
         assert agent_config.costs(OPERATOR, [connected_member], direct=False)["up"].characters == before
-    Tool.objects.update(definition={"name": "echo", "inputSchema": {"type": "object"}, "title": "é"})
+    definition = {"name": "echo", "inputSchema": {"type": "object"}, "title": "é"}
+    Tool.objects.update(definition=definition, version="another")
     assert agent_config.costs(OPERATOR, [connected_member], direct=False)["up"].characters == before + len(
         ', "title": "é"'
     )
+
+
+def test_in_search_mode_clients_pay_only_for_the_tools_that_search_and_pinned_ones(
+    connected_member: GuildMember,
+) -> None:
+    for number in range(50):
+        definition = {"name": f"t{number}", "description": "Do something. " * 20, "inputSchema": {"type": "object"}}
+        Tool.objects.create(member=connected_member, name=f"t{number}", position=number, definition=definition)
+    searching = replace(OPERATOR, searches=True)
+    costs = agent_config.costs(searching, [connected_member], direct=False)
+    assert costs["up"] == Cost()
+    total = sum(costs.values(), Cost())
+    assert total.tools == 3
+    assert total.tokens <= 600
+    pinning = replace(searching, pinned=frozenset({("up", "t1")}))
+    assert agent_config.costs(pinning, [connected_member], direct=False)["up"].tools == 1
+    assert agent_config.costs(pinning, [connected_member], direct=True)["up"].tools > 50
+    create_tool_set(Values("some", entries=(SetEntry("up"),)), OPERATOR, None)
+    of_set = agent_config.costs_of_set(pinning, "some")
+    assert {name: cost.tools for name, cost in of_set.items()} == {agent_config.SEARCH_TOOLS: 3, "up": 1}
+
+
+def test_configurations_have_the_public_address_of_the_gateway(settings: Any) -> None:
+    settings.GUILD_HALL_GATEWAY_URL = "https://gateway.example.com"
+    (entry,) = agent_config.gateway_entries(["a", "b"], "secret")
+    assert entry.url == "https://gateway.example.com/mcp?members=a,b"
+    (entry,) = agent_config.gateway_entries([], "secret", "writing")
+    assert entry.url == "https://gateway.example.com/sets/writing/mcp"
+
+
+def test_the_definitions_of_many_tools_are_read_in_two_queries_and_later_only_whether_a_tool_changed(
+    connected_member: GuildMember, django_assert_num_queries: DjangoAssertNumQueries
+) -> None:
+    names = [f"many-{number}" for number in range(agent_config.MAX_IDS + 5)]
+    Tool.objects.bulk_create(
+        Tool(member=connected_member, name=name, definition={"name": name}, version=f"version {name}") for name in names
+    )
+    with django_assert_num_queries(3):
+        first = agent_config.listed_tools(OPERATOR, [connected_member], direct=False)
+    with django_assert_num_queries(1):
+        second = agent_config.listed_tools(OPERATOR, [connected_member], direct=False)
+    assert first == second
+    Tool.objects.filter(name=names[0]).update(enabled=False)
+    assert len(agent_config.listed_tools(OPERATOR, [connected_member], direct=False)) == len(first) - 1
+    assert len(first) == len(names) + 1
+    assert all(tool.characters > len(tool.name) for tool in first)
+
+
+def test_a_definition_without_a_version_is_counted_each_time(connected_member: GuildMember) -> None:
+    Tool.objects.update(version="")
+    before = agent_config.costs(OPERATOR, [connected_member], direct=False)["up"].characters
+    Tool.objects.update(definition={"name": "echo", "description": "longer"})
+    assert agent_config.costs(OPERATOR, [connected_member], direct=False)["up"].characters != before

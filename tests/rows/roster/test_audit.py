@@ -452,12 +452,14 @@ def test_members_of_others_are_hidden_and_deleted_ones_are_for_superusers() -> N
     assert [entry.member for entry in names] == ["notes"]
     everything = audit.visible_entries(is_superuser=True, closed_members=()).exclude(member="")
     assert [entry.member for entry in everything] == ["gone", "notes", "hidden"]
-    values = {"members": ["hidden", "notes", "gone"], "tools": ["hidden/x", "notes/x"], "scope": "tools"}
+    tools = ["hidden/x", "notes/x"]
+    values = {"members": ["hidden", "notes", "gone"], "tools": tools, "scope": "tools", "pinned_tools": tools}
     show = audit.shower(is_superuser=False, closed_members={"hidden"})
     assert show(values) == {
         "members": [audit.HIDDEN, "notes", audit.HIDDEN],
         "tools": [audit.HIDDEN, "notes/x"],
         "scope": "tools",
+        "pinned_tools": [audit.HIDDEN, "notes/x"],
     }
     assert show(None) is None
     assert audit.shower(is_superuser=True, closed_members=())(values) == values

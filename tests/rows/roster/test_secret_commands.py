@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from django.utils import timezone
 
 from mcp_runtime.control import secrets
 from mcp_runtime.rows import lease
 from mcp_runtime.secrets import values
-from roster.models import GuildMember, Secret
+from roster.models import GuildMember, PortAllocation, Secret
+from tests.support.leases import own_node
 
 pytestmark = pytest.mark.django_db
 
@@ -87,6 +90,18 @@ def test_the_list_shows_names_and_members_and_no_value(notes: GuildMember) -> No
     assert values_of_secret["members"] == [{"member": "notes", "is_current": False}]
     assert (values_of_secret["name"], values_of_secret["changed_by"]) == ("api-key", None)
     assert CANARY not in run("secrets") + run("secrets", "--json")
+
+
+def test_members_that_run_with_the_old_value_are_named(notes: GuildMember, monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets.set_secret("api-key", "first", by=None)
+    lease.take()
+    GuildMember.objects.update(status="connected", node=own_node())
+    PortAllocation.objects.create(member=notes, port=20000)
+    text = run("set_secret", "api-key", value=CANARY, monkeypatch=monkeypatch)
+    assert "notes runs with the old value. Restart it: guildhall member restart notes\n" in text
+    PortAllocation.objects.update(allocated_at=timezone.now())
+    Secret.objects.update(changed_at=timezone.now() - timedelta(seconds=1))
+    assert secrets.members_with_old_value(Secret.objects.get()) == []
 
 
 def test_a_secret_is_deleted() -> None:

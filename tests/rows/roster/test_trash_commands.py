@@ -28,7 +28,7 @@ def test_a_member_is_removed_and_restored() -> None:
     assert "The trash is empty." in run("trash")
     text = run("remove_member", "notes")
     row = TrashedMember.objects.get()
-    assert f"manage.py trash --restore {row.pk}" in text
+    assert f"guildhall trash --restore {row.pk}" in text
     assert "no runtime" in text.lower()
     assert "notes" in run("trash")
     text = run("trash", "--restore", str(row.pk))

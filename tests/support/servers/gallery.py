@@ -110,6 +110,17 @@ SCHEMAS = {
         "date",
         "email",
     ),
+    "tolerant": of(
+        {
+            "moment": {**STRING, "format": "date-time"},
+            "site": {**STRING, "format": "uri"},
+            "day": {**STRING, "format": "date"},
+            "count": {"type": ["integer", "number"]},
+            "size": {"anyOf": [{**NUMBER, "maximum": 10}, {**NUMBER, "minimum": 100}]},
+        },
+        "moment",
+        "size",
+    ),
     "references": of(
         {"owner": {"$ref": "#/$defs/person", "description": "Whose it is."}, "guest": {"$ref": "#/$defs/person"}},
         "owner",
@@ -136,7 +147,33 @@ SCHEMAS = {
     "anything": of({"value": {}, "settings": {"type": "object"}}, "value"),
     "secret": of({"user": STRING, "key": {**STRING, "writeOnly": True}}, "user", "key"),
     "talkative": of({"topic": {**STRING, "description": "It says a great deal of little. " * 200}}, "topic"),
+    "described": of(
+        {
+            "city": {
+                **STRING,
+                "description": "`GET /cities`, or [the list](https://example.org/cities).\r\n**Not** a code.",
+            },
+            "code": {**STRING, "description": "<b>A code</b>, [not a link](javascript:alert(1))"},
+            "plan": {**STRING, "description": "# The plan\n\n- `fast`\n- `slow`\n\n" + "It says a great deal. " * 20},
+        },
+        "city",
+    ),
     "hostile": HOSTILE,
+    "letter": of(
+        {
+            "to": {**STRING, "examples": ["Ada Lovelace"], "description": "Who gets it."},
+            "pages": {**INTEGER, "minimum": 1, "examples": [3]},
+            "sent": {**STRING, "format": "date-time"},
+            "scan": {**STRING, "contentEncoding": "base64", "contentMediaType": "image/png"},
+            "copies": {"type": "array", "items": STRING, "minItems": 1},
+            "stamp": {"enum": ["first", "second"]},
+        },
+        "to",
+        "pages",
+        "sent",
+        "copies",
+        "stamp",
+    ),
 }
 TOOLS = [
     *({"name": name, "description": f"Takes {name}.", "inputSchema": schema} for name, schema in SCHEMAS.items()),
@@ -163,6 +200,23 @@ TOOLS = [
         "outputSchema": of({"temperature": NUMBER, "days": {"type": "array"}}, "temperature"),
     },
     {"name": "evil_result", "description": EVIL, "inputSchema": of({})},
+    {"name": "colors", "description": "Answers as a terminal shows it.", "inputSchema": of({})},
+    {"name": "files", "description": "Answers with files.", "inputSchema": of({})},
+    {"name": "long", "description": "Answers with a megabyte of text and of JSON.", "inputSchema": of({})},
+    {
+        "name": "rows",
+        "title": "Rows of a table",
+        "description": "Answers with **many** rows:\n\n- one for each number\n- [ ] none is missing",
+        "inputSchema": of({}),
+        "outputSchema": of({"rows": {"type": "array", "items": of({"n": INTEGER, "square": INTEGER}, "n")}}, "rows"),
+        "annotations": {"readOnlyHint": True, "openWorldHint": False},
+    },
+    {
+        "name": "broken_promises",
+        "description": "Its answer does not fit its output schema in three places.",
+        "inputSchema": of({}),
+        "outputSchema": of({"count": INTEGER, "name": STRING, "done": BOOLEAN}, "count", "name", "done"),
+    },
 ]
 TOOLS += [{"name": EVIL, "description": "Its name is hostile.", "inputSchema": of({})}]
 
@@ -250,7 +304,41 @@ def evil_result():
     }
 
 
+PDF = b"%PDF-1.4\n1 0 obj <<>> endobj\n%%EOF\n"
+
+
+def files():
+    report = {"uri": "file:///reports/../annual report.pdf", "mimeType": "application/pdf", "blob": encoded(PDF)}
+    svg = encoded(b"<svg xmlns='http://www.w3.org/2000/svg' onload='window.pwned = 1'></svg>")
+    return {
+        "content": [
+            {"type": "resource", "resource": report},
+            {"type": "image", "data": svg, "mimeType": "image/svg+xml"},
+            {"type": "resource", "resource": {"uri": "x:y", "mimeType": "text/csv", "text": "a,b\n1,2\n"}},
+        ]
+    }
+
+
+def long():
+    items = [{"number": number, "name": f"item {number}", "tags": ["a", "b"]} for number in range(12_000)]
+    return {"content": [text("word " * 200_000), text(json.dumps({"items": items, "last": 12345678901234567890}))]}
+
+
+def rows():
+    return {
+        "content": [],
+        "structuredContent": {"rows": [{"n": n, "square": n * n, "more": {"odd": n % 2 == 1}} for n in range(250)]},
+    }
+
+
 RESULTS = {
+    "colors": lambda: {
+        "content": [text("\x1b[1;32m✓ passed\x1b[0m 12 tests\n\x1b[31m✗ failed\x1b[0m <b>1</b>\x1b]0;title\x07\x1b[2J")]
+    },
+    "files": files,
+    "long": long,
+    "rows": rows,
+    "broken_promises": lambda: {"content": [], "structuredContent": {"count": "many", "name": 5}},
     "fail": lambda: {"content": [text("The cellar is flooded.")], "isError": True},
     "media": media,
     "evil_result": evil_result,

@@ -14,7 +14,7 @@ import pytest
 from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 
-from guildhall import settings as hall_settings
+from guildhall import data_folder
 from mcp_runtime.agents import process
 from tests.conftest import ROOT, eventually
 
@@ -91,7 +91,7 @@ def test_a_readable_data_folder_of_another_user_is_refused_with_advice(
     (tmp_path / "var").chmod(0o777)
     monkeypatch.setattr(os, "geteuid", lambda: 65534)
     with pytest.raises(ImproperlyConfigured, match="belongs to another user") as raised:
-        hall_settings.private_folder(tmp_path / "var")
+        data_folder.private_folder(tmp_path / "var")
     assert f"sudo chown 65534 {tmp_path / 'var'} && sudo chmod 700 {tmp_path / 'var'}" in str(raised.value)
     assert list((tmp_path / "var").iterdir()) == []
 
@@ -102,7 +102,7 @@ def test_the_owner_of_the_data_folder_must_be_the_user_of_the_hall(
     tmp_path.chmod(0o750)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(ImproperlyConfigured, match="belongs to another user"):
-        hall_settings.private_folder(tmp_path)
+        data_folder.private_folder(tmp_path)
     assert mode(tmp_path) == 0o750
 
 
@@ -115,7 +115,7 @@ def test_a_file_system_without_modes_gives_only_a_warning_of_the_checks(
     tmp_path.chmod(0o755)
     for chmod in (refuse_chmod, lambda path, file_mode: None):
         monkeypatch.setattr(Path, "chmod", chmod)
-        assert hall_settings.private_folder(tmp_path) == tmp_path
+        assert data_folder.private_folder(tmp_path) == tmp_path
     assert capsys.readouterr().err == ""
     settings.GUILD_HALL_DATA_DIR = tmp_path
     assert "roster.W002" in [warning.id for warning in run_checks()]
@@ -128,9 +128,9 @@ def test_the_secret_key_is_created_on_a_file_system_without_hard_links(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse_link)
-    key = hall_settings.secret_key_in(tmp_path / "secret-key")
+    key = data_folder.secret_key_in(tmp_path / "secret-key")
     assert len(key) > 40
-    assert hall_settings.secret_key_in(tmp_path / "secret-key") == key
+    assert data_folder.secret_key_in(tmp_path / "secret-key") == key
     assert [path.name for path in tmp_path.iterdir()] == ["secret-key"]
 
 

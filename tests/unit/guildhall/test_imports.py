@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-OPTIONAL_LIBRARIES = ("psycopg", "redis", "celery", "markdown_it")
+OPTIONAL_LIBRARIES = ("psycopg", "redis", "celery", "markdown_it", "mozilla_django_oidc", "jwt")
 
 
 def libraries_of_the_web(database_url: str) -> list[str]:

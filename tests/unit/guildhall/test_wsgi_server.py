@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import http.client
@@ -12,120 +11,21 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from typing import Any
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import pytest
-import uvloop
 
 from guildhall import turns, wsgi_server
-from guildhall.wsgi_server import STRANGER, Owners, WsgiServer
+from guildhall.wsgi_server import STRANGER, Owners
 from mcp_runtime.http1 import server
-from mcp_runtime.http1.server import HttpExchange, HttpServer
 from mcp_runtime.schemas.schema_work import about_to_wait
 from tests.conftest import eventually
-from tests.support.resources import bytes_in
+from tests.support.wsgi import RunningServer, Serve, read_rest
 
 LARGE = 30_000_000  # bytes; more than the kernel keeps for two sockets
 HEAD_ALLOWANCE = 5_000  # bytes of the heads of some requests
 TEXT_HEADERS = [("Content-Type", "text/plain")]
-
-
-class RunningServer:
-    """A server whose event loop runs in its own thread."""
-
-    def __init__(self, application: WSGIApplication, threads: int) -> None:
-        listener = socket.create_server(("127.0.0.1", 0))
-        self.port = listener.getsockname()[1]
-        self.steps = 0
-        self.exchanges: list[HttpExchange] = []
-        self.finished_exchanges: list[HttpExchange] = []
-        self._threads_before = web_threads()
-        self._wsgi = WsgiServer(application, threads=threads, name=("a", 1), after_step=self._after_step)
-        self.server = HttpServer(self._respond)
-        self.loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever)
-        self._thread.start()
-        self.on_loop(self.server.start([listener])).result(10)
-
-    def _after_step(self) -> None:
-        self.steps += 1
-
-    async def _respond(self, exchange: HttpExchange) -> None:
-        self.exchanges.append(exchange)
-        try:
-            await self._wsgi(exchange)
-        finally:
-            self.finished_exchanges.append(exchange)
-
-    def threads(self) -> int:
-        """The number of threads that work for the application."""
-        return len(web_threads() - self._threads_before)
-
-    def wait_until_idle(self) -> None:
-        """Wait until the event loop has no work."""
-        self.on_loop(asyncio.sleep(0.05)).result(10)
-
-    def bytes_in_memory(self, connection: socket.socket) -> int:
-        """The bytes in memory of the request on this connection."""
-        address = connection.getsockname()
-        return sum(bytes_in(exchange) for exchange in list(self.exchanges) if exchange.address == address)
-
-    def on_loop(self, work: Any) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(work, self.loop)
-
-    def connect(self, address: str = "127.0.0.1") -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(address, 0))
-
-    def exchange_bytes(self, *parts: bytes) -> bytes:
-        """Send the parts and return all bytes until the server ends the connection."""
-        with self.connect() as connection:
-            for part in parts:
-                connection.sendall(part)
-            return read_rest(connection)
-
-    def get(self, path: str = "/", verb: str = "GET", **options: Any) -> tuple[http.client.HTTPResponse, bytes]:
-        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        client.request(verb, path, **options)
-        response = client.getresponse()
-        body = response.read()
-        client.close()
-        return response, body
-
-    def end(self) -> None:
-        self.on_loop(self.server.stop(0.2)).result(10)
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
-        self.loop.close()
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[..., RunningServer]]:
-    servers = []
-
-    def start_server(application: WSGIApplication, *, threads: int = 2) -> RunningServer:
-        servers.append(RunningServer(application, threads))
-        return servers[-1]
-
-    yield start_server
-    for running_server in servers:
-        running_server.end()
-
-
-Serve = Callable[..., RunningServer]
-
-
-def web_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("web-")}
-
-
-def read_rest(connection: socket.socket) -> bytes:
-    data = bytearray()
-    with contextlib.suppress(ConnectionError):
-        while part := connection.recv(65_536):
-            data += part
-    return bytes(data)
 
 
 def hello(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:

@@ -653,6 +653,41 @@ def test_output_that_is_not_a_message_goes_to_stderr(make: MakeBridge) -> None:
     assert "Welcome to the server!" in running_bridge.stderr()
 
 
+def run_silent(folder: Path, program: str) -> str:
+    """The stderr of a bridge whose server runs this Python program and gives no answer, until both are stopped."""
+    running_bridge = RunningBridge(folder, free_port(), [sys.executable, "-u", "-c", program], max_bytes=1_000)
+    try:
+        eventually(lambda: "ready" in running_bridge.stderr())
+    finally:
+        running_bridge.process.terminate()
+        running_bridge.process.wait(20)
+    return running_bridge.stderr()
+
+
+READY = "import sys; print('ready', file=sys.stderr); sys.stdin.read()"
+
+
+def test_a_server_that_writes_other_things_than_an_answer_is_explained_at_its_end(tmp_path: Path) -> None:
+    errors = run_silent(tmp_path, f"print('Loading'); print('Listening on port 80'); {READY}").splitlines()
+    text = "bridge: the server did not answer initialize. 2 lines on stdout were not MCP, the first is: Loading"
+    assert errors[-1] == text
+    assert "Listening on port 80" in errors
+
+
+def test_an_answer_without_a_newline_is_explained_at_the_end(tmp_path: Path) -> None:
+    errors = run_silent(tmp_path, f"print('Your key: ', end=''); {READY}").splitlines()
+    assert errors[-1].endswith(". Its last line on stdout has no newline at its end: Your key:")
+
+
+def test_a_silent_server_and_a_server_that_answered_are_not_explained(tmp_path: Path, make: MakeBridge) -> None:
+    assert "did not answer" not in run_silent(tmp_path, READY)
+    running_bridge = make("noise")
+    assert running_bridge.initialize().status == 200
+    running_bridge.process.terminate()
+    running_bridge.process.wait(20)
+    assert "did not answer" not in running_bridge.stderr()
+
+
 def test_a_flood_of_invalid_output_is_shortened_in_the_log(ready_bridge: RunningBridge) -> None:
     assert ready_bridge.call("noise", lines=20_000).text == "noise"
     assert ready_bridge.stderr().count("this is no message") < 2_000

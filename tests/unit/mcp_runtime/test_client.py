@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from mcp_runtime.client import client as client_module
-from mcp_runtime.client import quick_json, streams, tool_list, transport
+from mcp_runtime.client import exchanges, quick_json, streams, tool_list, transport
 from mcp_runtime.client.client import JsonRpcClient
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.protocol import errors
 from mcp_runtime.protocol.errors import (
     ClientError,
@@ -256,7 +256,7 @@ def test_a_tool_that_runs_only_as_a_task_has_a_warning(peers: Peers) -> None:
     listing = peers({"tools/list": lambda r: r.result({"tools": entries})})[1].list_tools()
     assert listing.tools == entries
     (warning,) = listing.warnings
-    assert warning.startswith("tools/list: 'a' runs only as a task: it is offered at")
+    assert warning.startswith("tools/list: 'a' runs only as a task, so only a client")
 
 
 def test_invalid_entries_in_a_tool_list_are_left_out_with_warnings(peers: Peers) -> None:
@@ -945,7 +945,7 @@ def test_an_idle_connection_that_the_server_closed_does_not_fail_the_next_call(p
 def test_a_connection_that_was_idle_for_long_is_not_used_again(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
     server, client = peers()
     client.invoke_tool("echo", {})
-    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(exchanges, "IDLE_SECONDS", 0.0)
     client.invoke_tool("echo", {})
     assert [request.connection for request in server.requests] == [1, 2]
     eventually(lambda: len(connections_to(server.port)) == 1)

@@ -14,9 +14,9 @@ from typing import Any
 import certifi
 import pytest
 
-from mcp_runtime.client import transport
+from mcp_runtime.client import exchanges
 from mcp_runtime.client.client import JsonRpcClient
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.protocol.errors import (
     ClientError,
     ConnectError,
@@ -174,11 +174,11 @@ def test_SSL_CERT_FILE_replaces_the_certificates_of_system_and_certifi(
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     monkeypatch.delenv("SSL_CERT_DIR", raising=False)
-    trusted_certificates = {str(certificate) for certificate in transport.tls_context().get_ca_certs()}
+    trusted_certificates = {str(certificate) for certificate in exchanges.tls_context().get_ca_certs()}
     certifi_certificates = ssl.create_default_context(cafile=certifi.where()).get_ca_certs()
     assert trusted_certificates >= {str(certificate) for certificate in certifi_certificates}
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
-    assert len(transport.tls_context().get_ca_certs()) == 1
+    assert len(exchanges.tls_context().get_ca_certs()) == 1
 
 
 def test_http_instead_of_tls_is_a_connect_error(peers: Peers, trusted: None) -> None:

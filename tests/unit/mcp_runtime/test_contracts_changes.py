@@ -81,8 +81,24 @@ def test_each_silent_change_has_a_grade_that_is_held(mutation: str) -> None:
 
 
 def test_a_tool_under_another_name_is_renamed() -> None:
-    assert is_renamed(TOOL, edited(lambda tool: tool.update(name="find", title="Find")))
-    assert not is_renamed(TOOL, edited(lambda tool: tool.update(name="find", description="Finds.")))
+    assert is_renamed("tool", TOOL, edited(lambda tool: tool.update(name="find", title="Find")))
+    assert not is_renamed("tool", TOOL, edited(lambda tool: tool.update(name="find", description="Finds.")))
+
+
+def test_prompts_without_anything_but_a_name_are_not_the_same_prompt() -> None:
+    assert not is_renamed("prompt", {"name": "a"}, {"name": "b"})
+    assert is_renamed("prompt", {"name": "a", "description": "Sums."}, {"name": "b", "description": "Sums."})
+
+
+def test_a_template_with_another_uri_is_an_earlier_one_if_it_has_the_same_name() -> None:
+    before = {"uriTemplate": "db://{table}", "name": "rows"}
+    after = {"uriTemplate": "file:///{+path}", "name": "rows"}
+    assert is_renamed("resourceTemplate", before, after)
+    assert not is_renamed("resourceTemplate", before, {**after, "name": "files"})
+    assert not is_renamed("resourceTemplate", {"uriTemplate": "a"}, {"uriTemplate": "b"})
+    assert [(change.grade, change.place) for change in compare("resourceTemplate", before, after)] == [
+        (Grade.BREAKING, "/uriTemplate")
+    ]
 
 
 # Notation -------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from mcp_runtime.protocol.errors import (
     McpRuntimeError,
     NoFreePortError,
     NotListeningError,
+    RequestTimeoutError,
     StartTimeoutError,
     describe_exit,
 )
@@ -87,6 +88,10 @@ def test_the_error_about_an_exhausted_port_range_has_advice() -> None:
 
 
 def test_the_error_about_a_slow_start_has_the_time_and_the_reason() -> None:
+    assert str(RequestTimeoutError(4.88139)) == "no complete answer within 4.9 s"
+    assert str(RequestTimeoutError(0.2)) == "no complete answer within 0.2 s"
+    assert str(RequestTimeoutError(0.0512)) == "no complete answer within 0.05 s"
+    assert str(NotListeningError(5.0, [8000])).endswith("within 5 s of its start; it listens on port 8000 instead")
     assert str(StartTimeoutError(5.0)) == "did not complete the initialize handshake within 5 s"
     assert str(NotListeningError(5.04)).startswith("nothing listened on its port within 5 s of its start; ")
     assert str(StartTimeoutError(2.5, "connection refused")).endswith("within 2.5 s (connection refused)")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from mcp_runtime.client import transport
+from mcp_runtime.client import exchanges
 from mcp_runtime.http1 import server
 from mcp_runtime.http1.client import Address, Connections
 from mcp_runtime.http1.server import HttpExchange, HttpServer
@@ -29,7 +29,7 @@ def run(folder: Path, scenario: Callable[[Address, Connections], Awaitable[None]
     async def run_with_server() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
         listener = socket.create_server(("127.0.0.1", 0))
-        http_server, connections = HttpServer(refuse), Connections(transport.tls_context(authority.file))
+        http_server, connections = HttpServer(refuse), Connections(exchanges.tls_context(authority.file))
         await http_server.start([listener], authority.context())
         try:
             await scenario(Address.of(f"https://127.0.0.1:{listener.getsockname()[1]}"), connections)

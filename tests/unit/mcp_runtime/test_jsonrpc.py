@@ -201,6 +201,20 @@ def test_a_shortened_excerpt_ends_with_an_ellipsis() -> None:
     assert excerpt(b"x" * 201) == repr("x" * 200 + "…")
 
 
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (b"<!DOCTYPE html>\n<html><head><title>Sign in &middot; Example</title>", "with the title 'Sign in · Example'"),
+        (b"  <html lang=en><body><h1>502 <b>Bad</b> Gateway</h1>", "with the title '502 Bad Gateway'"),
+        (b"<!-- x --><HTML><TITLE>Oh</TITLE>", "with the title 'Oh'"),
+        (b"<html><body>nothing", ""),
+        (b"<html><title></title>", ""),
+    ],
+)
+def test_the_excerpt_of_a_web_page_is_its_title(page: bytes, text: str) -> None:
+    assert excerpt(page) == f"a web page {text}".strip()
+
+
 # Responses ----------------------------------------------------------------------------------------------------------
 
 

@@ -20,13 +20,14 @@ ROOMS = {
     "sandbox": set(),
     "protocol": set(),
     "system": set(),
-    "schemas": set(),
     "contracts": set(),
     "nodes": set(),
     "rows": {"protocol", "sandbox", "system"},
     "secrets": {"protocol", "rows", "system"},
+    "schemas": {"secrets"},
     "security": {"protocol", "rows"},
     "client": {"protocol", "system", "secrets"},
+    "oauth": {"protocol", "client"},
     "http1": {"protocol", "secrets", "security", "client"},
     "members": {
         "bridge",
@@ -39,11 +40,12 @@ ROOMS = {
         "rows",
         "secrets",
         "client",
+        "oauth",
     },
     "sources": {"protocol", "secrets", "client", "members"},
     "calls": {"protocol", "schemas", "security", "rows", "client", "members"},
-    "agents": {"protocol", "system", "schemas", "security", "rows", "members", "calls"},
-    "gateway": {"protocol", "schemas", "contracts", "security", "rows", "client", "http1", "members", "calls"},
+    "agents": {"protocol", "system", "schemas", "secrets", "security", "rows", "members", "calls"},
+    "gateway": {"protocol", "schemas", "contracts", "security", "rows", "client", "oauth", "http1", "members", "calls"},
     "control": {
         "protocol",
         "sandbox",
@@ -54,6 +56,8 @@ ROOMS = {
         "security",
         "rows",
         "client",
+        "http1",
+        "oauth",
         "members",
         "calls",
         "sources",
@@ -76,25 +80,43 @@ ROOMS = {
 }
 # Rooms that do not import Django, and such modules of other rooms.
 WITHOUT_DJANGO = {
-    *("bridge", "sandbox", "protocol", "system", "schemas", "contracts", "nodes", "client", "http1", "sources"),
+    *(
+        "bridge",
+        "sandbox",
+        "protocol",
+        "system",
+        "schemas",
+        "contracts",
+        "nodes",
+        "client",
+        "http1",
+        "sources",
+        "oauth",
+    ),
     *(
         "mcp_runtime.secrets.key_file",
         "mcp_runtime.secrets.references",
         "mcp_runtime.security.limits",
+        "mcp_runtime.members.archives",
         "mcp_runtime.members.folders",
+        "mcp_runtime.members.last_words",
         "mcp_runtime.members.logs",
+        "mcp_runtime.members.search_tools",
         "mcp_runtime.members.manifest.declaration",
         "mcp_runtime.members.manifest.files",
+        "mcp_runtime.members.manifest.changes",
         "mcp_runtime.members.manifest.parser",
         "mcp_runtime.members.manifest.schema",
         "mcp_runtime.members.output",
         "mcp_runtime.members.ports",
     ),
+    *(f"mcp_runtime.members.packages.{name}" for name in ("folders", "lines", "manager", "npm", "pypi", "steps")),
     *(
         "mcp_runtime.members.process",
         "mcp_runtime.members.sandboxes",
         "mcp_runtime.members.silence",
         "mcp_runtime.members.start_limits",
+        "mcp_runtime.members.unpacking",
         "mcp_runtime.agents.process",
     ),
     *(
@@ -118,11 +140,13 @@ STANDARD_LIBRARY_ONLY = {
         "mcp_runtime.system.control_groups",
         "mcp_runtime.system.loops",
         "mcp_runtime.system.parent",
+        "mcp_runtime.system.running_halls",
         "mcp_runtime.system.title",
         "mcp_runtime.client.remote",
         "mcp_runtime.secrets.references",
     ),
     *(
+        "mcp_runtime.members.last_words",
         "mcp_runtime.members.logs",
         "mcp_runtime.members.silence",
         "mcp_runtime.agents.setup",
@@ -138,20 +162,36 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.security.access",
     "mcp_runtime.security.principals",
     "mcp_runtime.system.birthmark",
+    "mcp_runtime.system.running_halls",
+    "mcp_runtime.bridge.complaints",
+    "mcp_runtime.members.manifest.commands",
+    "mcp_runtime.control.bundles",
+    "mcp_runtime.control.call_search",
     "mcp_runtime.control.calls",
     "mcp_runtime.control.contracts",
+    "mcp_runtime.control.edits",
+    "mcp_runtime.control.extra_uses",
+    "mcp_runtime.control.extras",
+    "mcp_runtime.control.watches",
     "mcp_runtime.control.logs",
     "mcp_runtime.control.members",
     "mcp_runtime.control.nodes",
+    "mcp_runtime.control.packages",
     "mcp_runtime.control.sandboxes",
     "mcp_runtime.control.notify",
+    "mcp_runtime.control.grants",
     "mcp_runtime.control.proposals",
     "mcp_runtime.control.registry",
+    "mcp_runtime.control.identity_provider",
+    "mcp_runtime.control.id_tokens",
     "mcp_runtime.control.secrets",
+    "mcp_runtime.control.sign_ins",
+    "mcp_runtime.control.ways_in",
     "mcp_runtime.control.agents",
     "mcp_runtime.control.tokens",
     "mcp_runtime.control.tool_sets",
     "mcp_runtime.control.trash",
+    "mcp_runtime.control.versions",
     "mcp_runtime.system.console",
     "mcp_runtime.rows.database.damage",
     "mcp_runtime.rows.database.give_connection_back",
@@ -167,10 +207,15 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.protocol.mcp",
     "mcp_runtime.security.limits",
     "mcp_runtime.security.origins",
+    "mcp_runtime.security.resources",
     "mcp_runtime.http1.listeners",
+    "mcp_runtime.members.search_tools",
+    "mcp_runtime.members.last_words",
     "mcp_runtime.members.logs",
     "mcp_runtime.runtime.pid_namespace",
     "mcp_runtime.members.manifest.files",
+    "mcp_runtime.members.manifest.changes",
+    "mcp_runtime.members.manifest.declaration.FIELDS",
     "mcp_runtime.members.manifest.parser",
     "mcp_runtime.client.remote",
     "mcp_runtime.secrets.references",
@@ -186,6 +231,7 @@ ONLY_IN_THE_RUNTIME = {
     *(
         "gateway",
         "mcp_runtime.client.client",
+        "mcp_runtime.client.exchanges",
         "mcp_runtime.client.transport",
         "mcp_runtime.client.handshake",
         "mcp_runtime.client.tool_list",
@@ -228,6 +274,8 @@ ONLY_IN_THE_RUNTIME = {
         "mcp_runtime.members.start_limits",
         "mcp_runtime.members.sandboxes",
         "mcp_runtime.members.process",
+        "mcp_runtime.members.packages.installer",
+        "mcp_runtime.members.packages.steps",
         "mcp_runtime.agents.process",
         "mcp_runtime.agents.host",
     ),
@@ -325,17 +373,21 @@ def test_modules_of_the_runtime_import_only_models_from_the_web(module: str) -> 
         f"roster.models.{name}"
         for name in (
             *("AuditEntry", "AuditOverflow", "Invitation", "act_as_runtime"),
+            *("AccessToken", "Actor", "ClientRegistration", "Grant", "Identity"),
             *("AgentEvent", "AgentMessage", "Agent", "Token", "CallRollup", "CallTotal"),
             *(
                 "ClientSession",
                 "Contract",
                 "ContractVersion",
+                "DisabledExtra",
                 "GuildMember",
                 "Hall",
                 "MemberExtras",
                 "Node",
                 "Role",
                 "MemberProposal",
+                "Bundle",
+                "BundlePart",
             ),
             *(
                 "Call",
@@ -349,9 +401,28 @@ def test_modules_of_the_runtime_import_only_models_from_the_web(module: str) -> 
                 "TokenShare",
                 "Tool",
             ),
-            *("ToolSet", "ToolSetEntry", "ToolSetGroup", "TrashedMember"),
+            *(
+                "MemberSignIn",
+                "MemberSignInAttempt",
+                "SignIn",
+                "SignInAttempt",
+                "UserSignIn",
+                "UserSignInAttempt",
+                "PackageLock",
+                "ToolSet",
+                "ToolSetEntry",
+                "ToolSetGroup",
+                "TrashedMember",
+                "ManifestEdit",
+                "VersionLookUp",
+            ),
         )
     }
+
+
+def test_only_the_web_imports_the_library_for_oauth() -> None:
+    paths = [*MODULES.values(), *(path for path in INTERFACES if "sign_in" not in path.parts)]
+    assert [path for path in paths if packages_of(path) & {"oauth2_provider", "oauthlib", "jwcrypto"}] == []
 
 
 @pytest.mark.parametrize("module", modules_named(WITHOUT_DJANGO))
@@ -372,8 +443,8 @@ def test_guard_agent_host_bridge_and_sandbox_import_no_other_rooms(module: str) 
 @pytest.mark.parametrize(
     "path", [*sorted((ROOT / "roster" / "models").glob("*.py")), ROOT / "roster" / "apps.py"], ids=relative_path
 )
-def test_models_import_only_the_errors_of_the_runtime(path: Path) -> None:
-    assert used_modules(path) <= {"mcp_runtime.protocol.errors"}
+def test_models_import_only_the_errors_and_the_mask_of_the_runtime(path: Path) -> None:
+    assert used_modules(path) <= {"mcp_runtime.protocol.errors", "mcp_runtime.secrets.references"}
 
 
 @pytest.mark.parametrize("path", INTERFACES, ids=relative_path)

@@ -27,6 +27,8 @@ def test_a_seal_is_valid_for_a_while_at_its_node_and_address() -> None:
         (SEAL.replace("1000000", "1000001"), LEASE, URL, NOW),
         *((value, LEASE, URL, NOW) for value in ("", "x", "1.", "1000000.x", f"{'9' * 30}.x", "1000000.\xe9")),
     ],
+    # The seal follows from the key of each worker's hall, and all workers must name the tests alike.
+    ids=["node", "address", "moment", "signature", "empty", "word", "no signature", "wrong", "far", "no ASCII"],
 )
 def test_any_other_seal_is_refused(value: str, lease: str, url: str, moment: float) -> None:
     assert not is_valid(value, lease, url, moment)

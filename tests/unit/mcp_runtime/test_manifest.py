@@ -10,7 +10,7 @@ import pytest
 from msgspec import Meta
 from msgspec.inspect import type_info
 
-from mcp_runtime.members.manifest import files, parser
+from mcp_runtime.members.manifest import commands, files, parser
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.protocol.errors import ManifestError
 from tests.support.manifests import REMOTE, SEEDS_FORM, WRONG, WRONG_REMOTE
@@ -350,8 +350,8 @@ def test_many_unknown_keys_give_a_short_list_of_warnings() -> None:
         (b'{"timeout": Infinity}', "not JSON: Infinity is Python's, not JSON's"),
         (b"[]", "must be a JSON object"),
         (b" " * 1_000_001, "larger than 1,000,000 bytes"),
-        (b'{"name": "a", "name": "b"}', "name: is given twice"),
-        (b'{"mcp": {"command": "a", "command": "b"}}', "command: is given twice"),
+        (b'{"name": "a", "name": "b"}', "'name' is given twice"),
+        (b'{"mcp": {"command": "a", "command": "b"}}', "'command' is given twice"),
     ],
 )
 def test_an_invalid_file_is_an_error_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -594,12 +594,12 @@ def folder(tmp_path: Path) -> Path:
 )
 def test_a_command_that_could_not_start_is_reported(folder: Path, command: str, fault: str) -> None:
     values = {**SEEDS_FORM, "command": command.format(folder=folder), "env": {"PATH": f"{folder}/bin"}}
-    assert files.command_fault(parser.parse(values)[0], folder) == fault.format(folder=folder)
+    assert commands.command_fault(parser.parse(values)[0], folder) == fault.format(folder=folder)
 
 
 def test_the_halls_own_path_applies_when_the_manifest_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = {**SEEDS_FORM, "command": "tool"}
     monkeypatch.setenv("PATH", f"{folder}/bin")
-    assert files.command_fault(parser.parse(values)[0], folder) == ""
+    assert commands.command_fault(parser.parse(values)[0], folder) == ""
     monkeypatch.setenv("PATH", str(folder))
-    assert files.command_fault(parser.parse(values)[0], folder) == "'tool' is not on the PATH"
+    assert commands.command_fault(parser.parse(values)[0], folder) == "'tool' is not on the PATH"

@@ -12,7 +12,7 @@ import pytest
 
 from mcp_runtime.client import client
 from mcp_runtime.members import live, process, restarts, start_limits, starting, supervisor
-from mcp_runtime.members.manifest import declaration, files, parser, schema
+from mcp_runtime.members.manifest import commands, declaration, parser, schema
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import ManifestError
@@ -153,7 +153,7 @@ def test_shipped_manifests_are_valid_and_name_the_schema(path: Path) -> None:
     assert schema_accepts(values)
     assert (manifest.name, warnings) == (path.parent.name, [])
     assert (path.parent / values["$schema"]).resolve() == ROOT / "docs" / "guild-member.schema.json"
-    assert files.command_fault(manifest, path.parent) == ""
+    assert commands.command_fault(manifest, path.parent) == ""
 
 
 # The guide --------------------------------------------------------------------------------------------------------

@@ -205,6 +205,18 @@ def test_a_kernel_without_ipv6_still_reports_other_sockets(monkeypatch: pytest.M
         assert ports.listening_addresses(os.getpid(), port) == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize("as_grandchild", [False, True])
+def test_the_ports_of_a_process_and_its_children_are_found(as_grandchild: bool) -> None:
+    with listener("127.0.0.1", as_grandchild=as_grandchild) as (pid, port):
+        assert ports.listening_ports(pid) == [port]
+
+
+def test_a_process_that_has_ended_listens_on_no_port() -> None:
+    with listener("127.0.0.1") as (pid, _):
+        pass
+    assert ports.listening_ports(pid) == []
+
+
 def test_a_listening_child_counts_for_its_parent() -> None:
     with listener("127.0.0.1", as_grandchild=True) as (pid, port):
         assert ports.listening_addresses(pid, port) == {"127.0.0.1"}

@@ -21,7 +21,7 @@ from mcp_runtime.members import sandboxes
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.manifest.declaration import Limits, Manifest
 from mcp_runtime.members.sandboxes import Sandboxes
-from mcp_runtime.members.starting import StartOptions
+from mcp_runtime.members.start_options import StartOptions
 from mcp_runtime.members.usage import excess, memory_of
 from mcp_runtime.protocol.errors import SpawnError
 from mcp_runtime.sandbox import landlock, system_calls, variables

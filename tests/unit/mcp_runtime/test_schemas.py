@@ -263,7 +263,6 @@ NUMBERS = {"type": "array", "items": {"type": "number"}}
 POINT = {"type": "object", "properties": {"x": {"type": "number"}, "name": {"type": "string"}}, "required": ["x"]}
 
 
-@pytest.mark.no_cover
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
@@ -296,7 +295,6 @@ def test_failed_alternatives_of_anyOf_are_not_validation_errors(
     assert fits({"properties": {"a": texts}}, {"a": ["a"] * 5000})
 
 
-@pytest.mark.no_cover
 def test_secrets_are_found_among_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"properties": {"pw": PASSWORD, "a": NUMBERS}}
     scale = machine.slowness()
@@ -305,7 +303,6 @@ def test_secrets_are_found_among_many_numbers(monkeypatch: pytest.MonkeyPatch) -
     assert secrets.secret_paths(schema, arguments, secrets.SECRETS_SECONDS * scale) == [["pw"]]
 
 
-@pytest.mark.no_cover
 def test_a_large_ordinary_schema_is_checked_quickly() -> None:
     item = {"type": "object", "title": "One", "x-order": 1, "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
     schema = {"$id": "urn:large", "properties": {f"p{number}": item for number in range(1700)}}

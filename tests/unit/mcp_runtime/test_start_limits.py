@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mcp_runtime.client.transport import Exchange
+from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.members import start_limits
 from mcp_runtime.members.start_limits import CpuTime, StartLimits, cpu_time
 from mcp_runtime.protocol.errors import RequestCancelledError, RequestTimeoutError

@@ -28,10 +28,10 @@ def manage(data_dir: Path, *argv: str, database_url: str = "") -> subprocess.Com
 @pytest.mark.parametrize("command", [["roster"], ["create_token", "admin"], ["runtime", "--check"]])
 def test_a_command_without_a_hall_gives_one_line_and_creates_no_database(tmp_path: Path, command: list[str]) -> None:
     process = manage(tmp_path, *command)
-    assert (process.returncode, process.stdout) == (1, "")
+    assert (process.returncode, process.stdout) == (3, "")
     assert process.stderr == (
-        f"CommandError: There is no hall in {tmp_path}. Start one with: manage.py up. If yours runs already, give this "
-        "terminal the same GUILD_HALL_ variables and DATABASE_URL.\n"
+        f"CommandError: There is no hall in {tmp_path}. Start one with: make run. If yours is elsewhere, name its data "
+        "folder: guildhall --hall FOLDER, or GUILD_HALL_DATA_DIR.\n"
     )
     assert not list(tmp_path.glob("*.sqlite3*"))
 
@@ -43,6 +43,6 @@ def test_an_empty_database_is_not_a_hall(tmp_path: Path) -> None:
 
 def test_an_unreachable_database_gives_a_short_error(tmp_path: Path) -> None:
     process = manage(tmp_path, "roster", database_url="postgres://nobody@127.0.0.1:1/hall")
-    assert process.returncode == 1
+    assert process.returncode == 3
     assert process.stderr.startswith("CommandError: The database cannot be used (connection failed")
     assert len(process.stderr.splitlines()) <= 3  # the error of the server takes two lines

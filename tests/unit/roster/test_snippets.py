@@ -115,10 +115,10 @@ def test_curl_gets_each_word_unchanged(name: str) -> None:
 def test_the_command_parses_the_command_line(name: str) -> None:
     line = snippets.of_call(tool(name), HARD_ARGUMENTS, "http://hall.example/")["Command line"]
 
-    assert line.startswith(".venv/bin/python ")
-    words = bash_words(line.removeprefix(".venv/bin/"), "python")
-    assert words[:2] == ["manage.py", "invoke"]
-    options = Command().create_parser("manage.py", "invoke").parse_args(words[2:])
+    assert line.startswith(".venv/bin/guildhall ")
+    words = bash_words(line.removeprefix(".venv/bin/"), "guildhall")
+    assert words[:1] == ["invoke"]
+    options = Command().create_parser("guildhall", "invoke").parse_args(words[1:])
     assert (options.member, options.tool, json.loads(options.arguments)) == ("example", name, HARD_ARGUMENTS)
 
 

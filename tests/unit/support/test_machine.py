@@ -128,7 +128,8 @@ class OtherTest:
     """A test of another process. It ends when `end` is called."""
 
     def __init__(self, folder: Path, *, measures: bool = False) -> None:
-        self.has_begun, self.is_alone, self.may_end = threading.Event(), threading.Event(), threading.Event()
+        self.has_begun, self.is_alone = threading.Event(), threading.Event()
+        self.may_share, self.may_end = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, args=(folder, measures), daemon=True)
         self._thread.start()
 
@@ -138,9 +139,12 @@ class OtherTest:
             if measures:
                 turn.take_alone()
                 self.is_alone.set()
+                self.may_share.wait(10)
+                turn.share_again()
             self.may_end.wait(10)
 
     def end(self) -> None:
+        self.may_share.set()
         self.may_end.set()
         self._thread.join(10)
 
@@ -165,6 +169,22 @@ def test_tests_run_concurrently_until_one_measures(folder: Path) -> None:
     measuring_test.end()
     assert late_test.has_begun.wait(10)
     late_test.end()
+
+
+def test_others_run_beside_the_rest_of_a_test_that_has_measured(folder: Path) -> None:
+    measuring_test = OtherTest(folder, measures=True)
+    assert measuring_test.is_alone.wait(10)
+    late_test = OtherTest(folder)
+    assert not late_test.has_begun.wait(0.1)
+    measuring_test.may_share.set()
+    assert late_test.has_begun.wait(10)
+    next_test = OtherTest(folder, measures=True)  # from when it waits to be alone, no other test begins
+    assert next_test.has_begun.wait(10)
+    late_test.end()
+    assert not next_test.is_alone.wait(0.1)  # before the first has ended
+    measuring_test.end()
+    assert next_test.is_alone.wait(10)
+    next_test.end()
 
 
 def test_two_measuring_tests_do_not_block_each_other(folder: Path) -> None:

@@ -159,6 +159,19 @@ def test_unknown_contracts_are_refused(anna: GuildMember) -> None:
         control.find_contract("none", "tool", "echo")
 
 
+def test_the_refusal_of_a_name_says_what_else_has_it(anna: GuildMember) -> None:
+    contracts.write(anna.pk, contracts.prepare(anna.pk, Kind.PROMPT, {"sum": {"name": "sum"}}, Policy.HOLD))
+    with pytest.raises(UnknownContractError, match="never listed tool 'sum'; it has a contract of kind prompt with"):
+        control.find_contract("anna", "tool", "sum")
+
+
+def test_a_long_uri_template_is_found_by_its_whole_text(anna: GuildMember) -> None:
+    uri = "x://{y}/" + "a" * 400
+    listing = contracts.prepare(anna.pk, Kind.RESOURCE_TEMPLATE, {uri: {"uriTemplate": uri}}, Policy.HOLD)
+    contracts.write(anna.pk, listing)
+    assert control.find_contract("anna", "resourceTemplate", uri).kind == Kind.RESOURCE_TEMPLATE
+
+
 # Pins -----------------------------------------------------------------------------------------------------------------
 
 

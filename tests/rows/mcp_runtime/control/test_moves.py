@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from mcp_runtime.control import nodes
-from mcp_runtime.control.nodes import Move, drain, find_node, move_member, rebalance, remove_node, undrain
+from mcp_runtime.control.nodes import (
+    MOVES_AT_A_TIME,
+    Move,
+    drain,
+    find_node,
+    move_member,
+    rebalance,
+    remove_node,
+    undrain,
+)
+from mcp_runtime.nodes import placement
 from mcp_runtime.nodes.placement import MemberFacts, NodeFacts, place
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownNodeError
 from mcp_runtime.rows import lease
@@ -193,7 +202,7 @@ def move_as_requested() -> None:
 
 def test_a_rebalance_requests_a_few_moves_at_a_time_until_all_members_are_placed(new_node: Node) -> None:
     moves = rebalance()
-    assert len(moves) == nodes.MOVES_AT_A_TIME
+    assert len(moves) == MOVES_AT_A_TIME
     assert {(move.from_node, move.to_node) for move in moves} == {("main", "b")}
     requests = GuildMember.objects.exclude(requested_node=None)
     assert sorted(row.name for row in requests) == sorted(move.member for move in moves)
@@ -255,13 +264,13 @@ def test_a_rebalance_leaves_the_members_of_draining_and_dead_nodes_to_their_owne
 def test_a_rebalance_does_not_move_a_member_whose_owner_has_changed_meanwhile(
     new_node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real_place = nodes.place
+    real_place = placement.place
 
     def give_all_away(*values: Any) -> dict[str, str]:
         GuildMember.objects.update(node=new_node)
         return real_place(*values)
 
-    monkeypatch.setattr(nodes, "place", give_all_away)
+    monkeypatch.setattr(placement, "place", give_all_away)
     assert rebalance() == []
 
 

@@ -98,11 +98,11 @@ def test_the_live_nodes_are_those_whose_runtime_sends_heartbeats() -> None:
     assert nodes.live_node_ids() == frozenset()
 
 
-def test_a_hall_with_one_node_needs_two_queries_to_know_whether_it_is_alive(
+def test_a_hall_needs_one_query_to_know_which_nodes_are_alive(
     django_assert_num_queries: DjangoAssertNumQueries,
 ) -> None:
     lease.take()
-    with django_assert_num_queries(2):
+    with django_assert_num_queries(1):
         assert len(nodes.live_node_ids()) == 1
 
 
@@ -216,3 +216,34 @@ def test_housekeeping_goes_on_although_the_load_cannot_be_measured(
     is_over.set()
     thread.join(5)
     assert "housekeeping failed; trying again" in caplog.text
+
+
+@pytest.mark.parametrize("fence_is_on", [True, False])
+def test_nodes_as_a_column_of_another_query_say_the_same_as_their_own_query(
+    django_assert_num_queries: DjangoAssertNumQueries, fence_is_on: bool
+) -> None:
+    lease.take()
+    add_node("far-away", fence_is_on=fence_is_on)
+    add_node("at rest", is_alive=False)
+    add_node('odd "name", [1]', url="https://far.invalid/é")
+    stuck = add_node("dead", fence_is_on=fence_is_on)
+    Node.objects.filter(pk=stuck.pk).update(heartbeat_at=timezone.now() - timedelta(hours=1))
+    GuildMember.objects.create(name="anna", directory="anna")
+    assert connection.features.supports_json_field  # which Django asks SQLite once in a process
+    with django_assert_num_queries(1):
+        expected = nodes.read_liveness()
+    with django_assert_num_queries(1):
+        (value,) = GuildMember.objects.annotate(all_nodes=nodes.nodes_as_value()).values_list("all_nodes", flat=True)
+        liveness = nodes.liveness_of_value(value)
+    assert liveness == expected
+    assert list(liveness.nodes) == list(expected.nodes)
+    for pk, node in expected.nodes.items():
+        for column in ("name", "lease_id", "host", "pid", "identity", "fence_is_on", "url"):
+            assert getattr(liveness.nodes[pk], column) == getattr(node, column)
+    assert len(liveness.live_ids) == 3
+
+
+def test_a_hall_without_nodes_has_no_live_ones() -> None:
+    GuildMember.objects.create(name="anna", directory="anna")
+    (value,) = GuildMember.objects.annotate(all_nodes=nodes.nodes_as_value()).values_list("all_nodes", flat=True)
+    assert nodes.liveness_of_value(value) == nodes.read_liveness() == nodes.Liveness({}, frozenset(), frozenset())

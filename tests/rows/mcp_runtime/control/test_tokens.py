@@ -29,7 +29,7 @@ from mcp_runtime.rows import lease, ownership
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import OPERATOR, Principal
 from mcp_runtime.security.limits import Limits
-from roster.models import Call, GuildMember, Token, Tool, ToolSet
+from roster.models import AuditEntry, Call, GuildMember, Token, Tool, ToolSet
 
 pytestmark = pytest.mark.django_db
 
@@ -264,3 +264,57 @@ def test_a_token_for_a_tool_set_has_no_other_scope_and_needs_the_set(alice: User
     writing.groups.add(circle)
     with pytest.raises(UnknownToolSetError):
         make_row(alice, principals.principal_of_user(User.objects.create_user("bob")), tool_set="writing")
+
+
+# Search mode ------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_in_search_mode_may_pin_tools(alice: User) -> None:
+    principal = make_principal(alice)
+    assert (principal.searches, principal.pinned) == (False, frozenset())
+    pinned = [("notes", "add"), ("example", "list"), ("notes", "add")]
+    row = make_row(alice, search_mode=True, pinned_tools=pinned)
+    assert row.pinned_tools == ["notes/add", "example/list"]
+    principal = principals.principal_of_row(row)
+    assert (principal.searches, principal.pinned) == (True, {("notes", "add"), ("example", "list")})
+    entry = AuditEntry.objects.latest("id")
+    assert (entry.after["search_mode"], entry.after["pinned_tools"]) == (True, ["notes/add", "example/list"])
+
+
+def test_pinned_tools_have_a_maximum_number_and_need_the_search_mode(alice: User) -> None:
+    with pytest.raises(RequestRefusedError, match="only in search mode"):
+        make_row(alice, pinned_tools=[("notes", "add")])
+    member = GuildMember.objects.get(name="notes")
+    names = [f"t{number}" for number in range(Token.MAX_PINNED + 1)]
+    Tool.objects.bulk_create(Tool(member=member, name=name, definition={"name": name}) for name in names)
+    with pytest.raises(RequestRefusedError, match="can have 20 pinned tools, not 21"):
+        make_row(alice, search_mode=True, pinned_tools=[("notes", name) for name in names])
+    row = make_row(alice, search_mode=True, pinned_tools=[("notes", name) for name in names[1:]])
+    assert len(row.pinned_tools) == 20
+
+
+@pytest.mark.parametrize(
+    "scope", [{"members": ["example"]}, {"tools": [("notes", "list")]}, {"tool_set": "writing"}, {"tool_set": "empty"}]
+)
+def test_a_token_cannot_pin_a_tool_outside_of_its_scope(alice: User, scope: dict[str, Any]) -> None:
+    create_tool_set(Values("writing", entries=(Entry("notes", "list"), Entry("example"))), OPERATOR, None)
+    create_tool_set(Values("empty"), OPERATOR, None)
+    with pytest.raises(RequestRefusedError, match="the token is not for tool 'add' of member 'notes'"):
+        make_row(alice, search_mode=True, pinned_tools=[("notes", "add")], **scope)
+    if scope in ({"members": ["example"]}, {"tool_set": "writing"}):
+        assert make_row(alice, search_mode=True, pinned_tools=[("example", "add")], **scope).pinned_tools
+
+
+def test_a_token_cannot_pin_what_its_creator_may_not_use(alice: User) -> None:
+    creator = make_principal(alice, members=["example"])
+    with pytest.raises(NotAllowedError):
+        make_row(alice, creator, search_mode=True, pinned_tools=[("notes", "add")])
+    with pytest.raises(UnknownToolError):
+        make_row(alice, search_mode=True, pinned_tools=[("notes", "nothing")])
+
+
+def test_a_token_does_not_inherit_the_mode_of_its_creator(alice: User) -> None:
+    """It is no right."""
+    creator = make_principal(alice, search_mode=True, pinned_tools=[("notes", "add")])
+    row = make_row(alice, creator)
+    assert (row.search_mode, row.pinned_tools) == (False, [])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.db.models import ProtectedError
+from django.utils import timezone
 
 from mcp_runtime.control import tool_sets
 from mcp_runtime.control.members import reserve_member, set_tool_enabled
@@ -131,6 +132,14 @@ def test_an_editor_neither_sees_nor_changes_entries_of_members_of_others() -> No
         change_tool_set(row, Values("writing", entries=[Entry("notes", "add", "secret-name")]), editor)
     change_tool_set(row, Values("writing", entries=[Entry("notes", "add")]), editor)
     assert set(tool_sets.entries_of(row, OPERATOR)) == {Entry("files", "add", "secret-name"), Entry("notes", "add")}
+
+
+def test_entries_of_a_removed_member_stay_until_it_comes_back() -> None:
+    row = create(Entry("notes", "find"), Entry("files"))
+    GuildMember.objects.filter(name="notes").update(removed_at=timezone.now())
+    change_tool_set(row, Values("writing", "Another title", entries=tool_sets.entries_of(row, OPERATOR)), OPERATOR)
+    GuildMember.objects.update(removed_at=None)
+    assert set(tool_sets.entries_of(row, OPERATOR)) == {Entry("notes", "find"), Entry("files")}
 
 
 def test_a_reserved_tool_set_exists_only_for_its_groups() -> None:

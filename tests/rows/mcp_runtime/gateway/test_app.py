@@ -36,19 +36,26 @@ def send_bare(client: GatewayClient, verb: str = "GET", **headers: str) -> Any:
 def test_a_refused_client_gets_the_reason(world: World) -> None:
     client = anonymous_client(world)
     response = client.send("ping")
-    assert (response.status_code, response.headers["www-authenticate"]) == (401, 'Bearer realm="Guild Hall"')
+    challenge = (
+        'Bearer realm="Guild Hall", '
+        'resource_metadata="http://localhost:8100/.well-known/oauth-protected-resource/mcp", scope="mcp"'
+    )
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, challenge)
     response = client.post(request(1, "ping"), Authorization="Bearer gh_wrong")
     assert 'error="invalid_token", error_description="This token is not known.' in response.headers["www-authenticate"]
     for user_agent in ("claude-code/2.0", "codex-mcp-client/0.169.0"):
-        response = client.post(request(7, "ping"), User_Agent=user_agent)
+        response = client.post(request(7, "ping"), User_Agent=user_agent, Authorization="Bearer gh_wrong")
         assert (response.status_code, response.json()["id"], response.json()["error"]["code"]) == (
             200,
             7,
             replies.UNAUTHORIZED,
         )
-    assert client.post(b"{", User_Agent="claude-code/2.0").status_code == 401
+    assert client.post(b"{", User_Agent="claude-code/2.0", Authorization="Bearer gh_wrong").status_code == 401
     long_message = request(7, "ping", filler="x" * app.MAX_UNAUTHENTICATED_BYTES)
-    assert client.post(long_message, User_Agent="claude-code/2.0").status_code == 401
+    response = client.post(long_message, User_Agent="claude-code/2.0", Authorization="Bearer gh_wrong")
+    assert response.status_code == 401
+    for headers in ({}, {"Authorization": "Bearer gha_wrong"}):  # a client that can sign in does it after a 401
+        assert client.post(request(7, "ping"), User_Agent="claude-code/2.0", **headers).status_code == 401
     assert client.post(request(1, "ping"), Origin="http://evil.example").status_code == 403
 
 

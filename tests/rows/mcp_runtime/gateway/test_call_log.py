@@ -13,6 +13,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
 
+from mcp_runtime.calls import text_index
 from mcp_runtime.gateway import call_log, call_rows
 from mcp_runtime.gateway.call_log import CUT, FinishedCall, Recorder
 from mcp_runtime.protocol import jsonrpc
@@ -181,6 +182,43 @@ def test_arguments_and_results_are_not_stored_if_the_operator_forbids_it(call: C
     call(recorder=recorder).record_response(response(isError=True, **content("hi")))
     rows = write_rows(recorder)
     assert [(row.arguments, row.result, row.status) for row in rows] == [({}, None, "succeeded"), ({}, None, "failed")]
+
+
+def found(text: str) -> list[int]:
+    return list(Call.objects.filter(text_index.matching(text)).order_by("id").values_list("id", flat=True))
+
+
+def test_a_call_is_found_by_words_of_what_is_stored(recorder: Recorder, call: Callable[..., FinishedCall]) -> None:
+    call(arguments={"path": "plum"}).record_response(response(**content("pear")))
+    call(arguments={"path": "fig"}).record_response(response(isError=True, **content("quince")))
+    call(arguments={"path": "cut " * 100 + "lost"}).record_response(response(**content("cut " * 100 + "lost")))
+    call(arguments={"path": "big " * 10_000 + "lost"}, size=100_000).record_response(response())
+    call(arguments={}).record_response(b'{"jsonrpc": "2.0", "id": 1, "error": {"code": 7, "message": "kiwi"}}')
+    ids = [row.pk for row in write_rows(recorder)]
+    for text, number in (("plum pear", 0), ("fig", 1), ("quince", 1), ("cut", 2), ("big", 3), ("kiwi", 4)):
+        assert found(text) == [ids[number]], text
+    assert found("lost") == []
+
+
+def test_nothing_is_found_if_the_operator_forbids_to_store_it(call: Callable[..., FinishedCall]) -> None:
+    recorder = Recorder(max_bytes=0)
+    call(recorder=recorder, arguments={"a": "plum"}).record_response(response(**content("pear")))
+    call(recorder=recorder).record_response(response(isError=True, **content("pear")))
+    assert [row.search_text for row in write_rows(recorder)] == [None, None]
+    assert found("plum") == found("pear") == []
+
+
+def test_neither_secrets_nor_results_that_may_repeat_them_are_found(
+    recorder: Recorder, call: Callable[..., FinishedCall]
+) -> None:
+    secret = {"arguments": {"key": "canary", "room": "cellar"}, "schema": PASSWORD}
+    call(**secret).record_response(response(**content("the canary sings")))
+    call(**secret).record_response(response(isError=True, **content("the canary sings")))
+    call(**secret, size=10_000_000).record_response(response(**content("the canary sings")))
+    call(**secret | {"schema": None}, tool="unheard").record_response(response(**content("the canary sings")))
+    ids = [row.pk for row in write_rows(recorder)]
+    assert found("canary") == found("sings") == []
+    assert found("cellar") == ids[:2]
 
 
 def test_secrets_in_arguments_are_masked(recorder: Recorder, call: Callable[..., FinishedCall]) -> None:

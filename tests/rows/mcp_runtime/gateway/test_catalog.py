@@ -1,4 +1,4 @@
-"""The roster in memory: its names, its lists for each client, and how it is loaded from rows."""
+"""The roster in memory: its names, and its lists for each client."""
 
 from __future__ import annotations
 
@@ -8,33 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
 
-from mcp_runtime.gateway import catalog
+from mcp_runtime.gateway import catalog, catalog_rows
 from mcp_runtime.gateway.catalog import Entry, Extras, Roster, Selection
 from mcp_runtime.security.access import OPERATOR, Principal
-from roster.models import Agent, GuildMember, MemberExtras, Tool
+from roster.models import Tool
+from tests.support.catalog import LISTS, make_extras, make_member
 
-LISTS = {
-    "prompts": [{"name": "greet"}],
-    "resources": [{"uri": "file:///a"}, {"uri": "x:1"}],
-    "resourceTemplates": [{"uriTemplate": "file:///{name}", "name": "t"}],
-}
 ALL = Selection()
-
-
-def make_extras(member: str, lists: dict[str, list[dict[str, Any]]]) -> None:
-    columns = {"prompts": "prompts", "resources": "resources", "resourceTemplates": "resource_templates"}
-    values = {column: lists.get(kind, []) for kind, column in columns.items()}
-    row = GuildMember.objects.get(name=member)
-    MemberExtras.objects.update_or_create(pk=row.pk, defaults={**values, "digest": json.dumps(values)[-64:]})
-
-
-def make_member(name: str, *tools: str, **fields: Any) -> GuildMember:
-    row = GuildMember.objects.create(name=name, directory=name, **fields)
-    for position, tool in enumerate(tools):
-        Tool.objects.create(member=row, name=tool, position=position, definition={"name": tool, "description": name})
-    return row
 
 
 def list_names(roster: Roster, kind: str, principal: Principal = OPERATOR, selection: Selection = ALL) -> list[Any]:
@@ -52,7 +33,7 @@ def roster(db: None) -> Roster:
     make_extras("a", LISTS)
     make_extras("off", LISTS)
     make_extras("b", {"prompts": LISTS["prompts"]})
-    return catalog.load(Roster())
+    return catalog_rows.load(Roster())
 
 
 def test_the_roster_is_loaded_from_its_rows(roster: Roster) -> None:
@@ -92,7 +73,7 @@ def test_an_invalid_field_of_one_entry_does_not_break_the_list(db: None) -> None
         "resourceTemplates": [{**INVALID_FIELDS, "uriTemplate": "x:{n}"}],
     }
     make_extras("a", lists)
-    roster = catalog.load(Roster())
+    roster = catalog_rows.load(Roster())
     entries = {kind: json.loads(roster.list_of(kind, OPERATOR, ALL)) for kind in ("prompts", "resources")}
     templates = json.loads(roster.list_of("resourceTemplates", OPERATOR, ALL))
     assert len(ListPromptsResult.model_validate({"prompts": entries["prompts"]}).prompts) == 2
@@ -207,7 +188,7 @@ class CountedUri(str):
 def roster_with(templates: list[str], roster: Roster) -> Roster:
     lists = {"resourceTemplates": [{"uriTemplate": template, "name": "t"} for template in templates]}
     make_extras("a", lists)
-    return replace(roster, extras={"a": catalog.load(Roster()).extras["a"]})
+    return replace(roster, extras={"a": catalog_rows.load(Roster()).extras["a"]})
 
 
 def test_a_template_is_split_when_it_is_listed_and_not_for_each_uri(
@@ -232,70 +213,3 @@ def test_the_literals_of_a_template_have_a_maximum_length(roster: Roster) -> Non
     literals = catalog.literals_of("x:{a}" + "b" * 1_000 + "{c}/d")
     assert [len(part) for part in literals] == [2, catalog.MAX_LITERAL, 2]
     assert catalog.literals_match(literals, "x:1" + "b" * 1_000 + "2/d")
-
-
-def test_a_schema_with_secrets_is_marked_as_secretive(db: None) -> None:
-    row = make_member("a")
-    for name, schema in {"open": {"type": "string"}, "secret": {"type": "string", "format": "password"}}.items():
-        definition = {"name": name, "inputSchema": {"type": "object", "properties": {"key": schema}}}
-        Tool.objects.create(member=row, name=name, definition=definition)
-    tools = catalog.load(Roster()).members["a"].tools
-    assert {name: bool(tool.secretive_schema) for name, tool in tools.items()} == {"open": False, "secret": True}
-
-
-@pytest.mark.django_db
-def test_parameter_headers_are_read_with_the_roster_and_invalid_ones_are_ignored() -> None:
-    row = make_member("a")
-    for name, kind in {"right": "string", "wrong": "object"}.items():
-        schema = {"type": "object", "properties": {"city": {"type": kind, "x-mcp-header": "City"}}}
-        Tool.objects.create(member=row, name=name, definition={"name": name, "inputSchema": schema})
-    tools = catalog.load(Roster()).members["a"].tools
-    headers = {name: dict(tool.parameter_headers) for name, tool in tools.items()}
-    assert headers == {"right": {("city",): "Mcp-Param-City"}, "wrong": {}}
-
-
-@pytest.mark.django_db
-def test_a_schema_without_parameter_headers_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    Tool.objects.create(member=make_member("a"), name="t", definition={"name": "t", "inputSchema": {"type": "object"}})
-    monkeypatch.setattr(catalog.mcp, "parameter_headers", lambda _: pytest.fail("searched"))
-    assert not catalog.load(Roster()).members["a"].tools["t"].parameter_headers
-
-
-@pytest.mark.django_db
-def test_the_members_of_an_agent_are_those_chosen_for_it() -> None:
-    agent = Agent.objects.create(name="a")
-    agent.members.add(make_member("a"))
-    make_member("b")
-    assert catalog.members_of_agent(agent.pk, None) == {"a"}
-    assert catalog.members_of_agent(agent.pk + 1, None) is None
-
-
-@pytest.mark.django_db
-def test_an_agent_is_available_only_to_its_creator() -> None:
-    ada, bob = (User.objects.create_user(name) for name in ("ada", "bob"))
-    agent = Agent.objects.create(name="a", created_by=ada)
-    agent.members.add(make_member("a"))
-    assert catalog.members_of_agent(agent.pk, ada.pk) == {"a"}
-    assert catalog.members_of_agent(agent.pk, bob.pk) is None
-
-
-@pytest.mark.django_db
-def test_extras_are_made_again_only_if_their_row_has_changed() -> None:
-    for name in ("a", "b"):
-        make_member(name)
-        make_extras(name, LISTS)
-    before = catalog.load(Roster())
-    make_extras("a", {"prompts": LISTS["prompts"]})
-    after = catalog.load(before)
-    assert after.extras["b"] is before.extras["b"]
-    assert (len(before.extras["a"].resources), len(after.extras["a"].resources)) == (2, 0)
-
-
-def test_a_tool_is_made_again_only_if_its_row_has_changed(db: None) -> None:
-    make_member("a", "same", "changed", "checked")
-    before = catalog.load(Roster())
-    Tool.objects.filter(name="changed").update(definition={"name": "changed", "description": "another"})
-    Tool.objects.filter(name="checked").update(schema_error="no schema")
-    tools, after = before.members["a"].tools, catalog.load(before).members["a"].tools
-    assert {name: after[name] is tools[name] for name in tools} == {"same": True, "changed": False, "checked": False}
-    assert json.loads(after["changed"].own_json)["description"] == "another"

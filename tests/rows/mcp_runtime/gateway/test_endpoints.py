@@ -309,6 +309,8 @@ def test_a_call_that_starts_its_member_is_refused_if_the_new_list_is_held(
     assert error["data"] == {"member": "notes", "kind": "held"}
     assert notes.messages("tools/call") == []
     Tool.objects.filter(name="echo").update(is_held=False)  # an approval, before the member lists its tools again
+    Contract.objects.update(is_held=False)
+    world.gateway.member_changed(notes.row.pk)
     eventually(lambda: "result" in client.call(name), what="the gateway has read the approval")
     eventually(lambda: live_member.relayed_calls == 0)
 

@@ -56,5 +56,6 @@ def test_the_page_of_the_gateway_lists_the_error_kinds_that_only_the_gateway_has
         return failures.deadline_error(request)
 
     page = (ROOT / "docs" / "gateway.md").read_text()
+    kinds = {kind for line in page.splitlines() if line.startswith("| `") for kind in line.split("|")[1].split(",")}
     for error in (asyncio.run(cancellation_error()), failures.forbidden("bob", "notes", "echo")):
-        assert f"| `{error.data['kind']}` |" in page
+        assert f"`{error.data['kind']}`" in {kind.strip() for kind in kinds}

@@ -126,3 +126,13 @@ def test_a_request_at_the_path_of_a_member_has_the_timeout_of_the_member(
     world.gateway._peers.are_several = True
     assert "its node 'other' did not take the request" in agent.ask("prompts/get", name="hint")["error"]["message"]
     assert time.monotonic() - started_at < 10
+
+
+def test_a_call_of_a_found_tool_goes_to_the_other_node_as_the_client_sent_it(world: World, node: Server) -> None:
+    """That node reads the mode in the address, and does what this one would do."""
+    node.first_line = b"POST /mcp?mode=search HTTP/1.1\r\n"  # it accepts no other
+    node.behaviours = {"tools/call": lambda incoming: incoming.result({"content": []})}
+    agent = world.agent("/mcp?mode=search").begin()
+    params = {"name": "call_write", "arguments": {"name": "notes__echo", "arguments": {"a": 1}}}
+    assert messages_of(agent.post({**CALL, "params": params}))[-1]["result"] == {"content": []}
+    assert [each.message["params"] for each in node.requests] == [params]

@@ -16,7 +16,7 @@ import requests
 from django.db import OperationalError
 from django.utils import timezone
 
-from mcp_runtime.gateway import catalog, extras_loader, members, server
+from mcp_runtime.gateway import catalog_rows, extras_loader, members, server
 from mcp_runtime.http1 import server as http_server
 from roster.models import Call, GuildMember, Tool
 from tests.conftest import eventually
@@ -149,7 +149,7 @@ def test_the_roster_stays_in_memory_while_the_database_is_unavailable(
 
     attempt = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog, "load", fail)
+        patch.setattr(catalog_rows, "load", fail)
         world.gateway.member_changed(member.row.pk)
         assert attempt.wait(5)
         assert world.agent().begin().text("notes__echo") == "{}"
@@ -175,17 +175,17 @@ def test_a_call_starts_a_stopped_member_and_waits_until_it_is_connected(world: W
 
 
 @pytest.mark.parametrize(
-    ("fields", "reason"),
+    ("fields", "timeout", "reason"),
     [
-        ({"status": "error", "last_error": "it broke", "desired_state": "running"}, "it broke"),
-        ({"manifest_error": "no command", "status": "disconnected"}, "no command"),
-        ({"status": "starting"}, "it was not connected within 0.3 s"),
+        ({"status": "error", "last_error": "it broke", "desired_state": "running"}, 5, "it broke"),
+        ({"manifest_error": "no command", "status": "disconnected"}, 5, "no command"),
+        ({"status": "starting"}, 0.3, "it was not connected within 0.3 s"),
     ],
 )
 def test_a_member_that_does_not_start_fails_the_call_with_the_reason(
-    world: World, fields: dict[str, Any], reason: str
+    world: World, fields: dict[str, Any], timeout: float, reason: str
 ) -> None:
-    member = world.member(timeout=0.3)
+    member = world.member(timeout=timeout)
     client = world.agent().begin()
     world.live.pop(member.row.pk)
     GuildMember.objects.update(**fields, restarts=9)
@@ -199,11 +199,11 @@ def test_a_member_that_does_not_start_fails_the_call_with_the_reason(
 
 
 def test_the_error_of_a_failed_restart_does_not_contain_the_members_output(world: World) -> None:
-    member = world.member(timeout=0.4)
+    member = world.member(timeout=2)
     client = world.agent().begin()
     world.live.pop(member.row.pk)
     last_error = f"it broke{GuildMember.TAIL_MARK}key=sesame"
-    restart_time = timezone.now() + timedelta(seconds=0.2)
+    restart_time = timezone.now() + timedelta(seconds=1)
     GuildMember.objects.update(
         status="error", desired_state="running", last_error=last_error, next_restart_at=restart_time
     )
@@ -442,8 +442,8 @@ def test_the_state_of_sessions_stays_in_the_next_runtime(
 def test_a_slow_load_of_the_roster_is_not_repeated_for_the_next_unknown_name(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, load = world.agent("/mcp/nobody"), catalog.load
-    monkeypatch.setattr(catalog, "load", lambda *known: time.sleep(1.0) or load(*known))
+    client, load = world.agent("/mcp/nobody"), catalog_rows.load
+    monkeypatch.setattr(catalog_rows, "load", lambda *known: time.sleep(1.0) or load(*known))
     durations = []
     for _ in range(2):
         start = time.monotonic()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import json
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from mcp_runtime.agents.transitions import Outcome
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import create_agent
 from mcp_runtime.rows import lease
-from roster.models import Agent, AgentMessage, Call, GuildMember, Node
+from roster.admin.choosing import GONE
+from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, Node
 from tests.support.leases import add_node, current_lease_id
 
 pytestmark = pytest.mark.django_db
@@ -176,6 +179,56 @@ def test_a_call_is_shown_with_its_arguments_and_its_result(page: Client, agent: 
     assert text.count("running") >= 2  # the second call, and the message
 
 
+def file_url(event: AgentEvent, part: str) -> str:
+    return reverse("admin:roster_agent_file", args=[event.message.agent_id, event.pk, part])
+
+
+def test_texts_and_results_are_copied_and_downloaded(page: Client, agent: Agent) -> None:
+    message = add_running_message(agent)
+    long_text = "# Found\n" + "word " * 10_000
+    write_text(message, long_text)
+    items = [{"type": "text", "text": f"{number} {EVIL}"} for number in range(12)]
+    svg = {"type": "image", "mimeType": "image/svg+xml", "data": base64.b64encode(b"<svg onload=alert(1)>").decode()}
+    write_call(message, "1", svg, *items)
+    said, result = AgentEvent.objects.get(kind="text"), AgentEvent.objects.get(kind="tool_result")
+    text = text_of(page.get(part_url(agent, "transcript")))
+    assert f'data-copy-item="{file_url(said, "0")}"' in text
+    assert f'href="{file_url(result, "9")}" download' in text
+    assert "… and 3 more." in text
+    assert f'data-copy-item="{file_url(result, "result")}"' in text
+
+    for event, part, content, name in (
+        (said, "0", long_text.encode(), f"talk-{said.pk}-1.md"),
+        (result, "0", b"<svg onload=alert(1)>", f"talk-{result.pk}-1.svg"),
+        (result, "12", f"11 {EVIL}".encode(), f"talk-{result.pk}-13.txt"),
+    ):
+        response = page.get(file_url(event, part))
+        assert response.content == content
+        assert response.headers["Content-Disposition"] == f'attachment; filename="{name}"'
+        assert response.headers["X-Content-Type-Options"] == "nosniff"
+        assert response.headers["Content-Security-Policy"] == "default-src 'none'; sandbox"
+    assert json.loads(page.get(file_url(result, "result")).content) == [svg, *items]
+
+
+@pytest.mark.parametrize("part", ["result", "1", "x", "999999999"])
+def test_a_text_of_the_agent_has_no_other_files(page: Client, agent: Agent, part: str) -> None:
+    write_text(add_running_message(agent), "hm")
+    assert page.get(file_url(AgentEvent.objects.get(), part)).status_code == 404
+
+
+def test_files_are_of_events_of_this_agent_that_the_page_shows(bob: User, page: Client, agent: Agent) -> None:
+    message = add_running_message(agent)
+    write_call(message, "1", key="secret")
+    assert page.get(file_url(AgentEvent.objects.get(), "result")).status_code == 404  # arguments are no file
+    write_text(message, "hm")
+    event = AgentEvent.objects.get(kind="text")
+    other = Agent.objects.create(name="other", created_by=bob)
+    assert page.get(reverse("admin:roster_agent_file", args=[other.pk, event.pk, "0"])).status_code == 404
+    Agent.objects.update(created_by=None)
+    bob.user_permissions.set(Permission.objects.filter(codename="invoke_tool"))
+    assert page.get(file_url(event, "0")).status_code == 404
+
+
 def test_texts_of_the_agent_are_safe_markdown(page: Client, agent: Agent) -> None:
     message = add_running_message(agent, prompt=EVIL)
     write_text(message, f"**bold** {EVIL} [x](javascript:alert(1)) ![y](http://evil/z.png)")
@@ -278,15 +331,27 @@ def test_an_agent_without_a_message_and_a_name_gets_a_name(page: Client, agent: 
     assert not AgentMessage.objects.exists()
 
 
+def test_a_first_message_that_no_agent_can_get_stays_in_the_form(page: Client, agent: Agent) -> None:
+    Node.objects.update(agent_problem="the Agent SDK is not installed")
+    form = {"members": ["anna"], "way": "gateway"}
+
+    text = text_of(page.post(reverse(NEW), {**form, "prompt": "Water the plants."}))
+
+    assert "The message cannot be sent now: the Agent SDK is not installed." in text
+    assert "Water the plants." in text
+    assert Agent.objects.get() == agent
+    assert page.post(reverse(NEW), form).status_code == 302
+
+
 @pytest.mark.parametrize(
     ("values", "text"),
     [
         ({"members": []}, "This field is required."),
-        ({"members": ["nobody"]}, "Select a valid choice."),
+        ({"members": ["nobody"]}, GONE),
         ({"members": ["anna"], "name": "talk"}, "there is an agent 'talk' already"),
         ({"members": ["anna"], "name": "12"}, "'12' is no name for an agent"),
         ({"members": ["anna"], "way": "by foot"}, "Select a valid choice."),
-        ({"members": ["off"]}, "Select a valid choice."),
+        ({"members": ["off"]}, GONE),
         ({"members": ["broken"]}, "cannot start: no such thing"),
     ],
 )
@@ -307,7 +372,7 @@ def test_a_user_who_may_not_call_tools_cannot_create_an_agent(bob: User, page: C
 def test_members_reserved_for_others_are_not_in_the_form(page: Client, agent: Agent) -> None:
     GuildMember.objects.get(name="anna").groups.add(Group.objects.create(name="others"))
     assert 'value="anna"' not in text_of(page.get(reverse(NEW)))
-    assert "Select a valid choice" in text_of(page.post(reverse(NEW), {"members": ["anna"], "way": "gateway"}))
+    assert GONE in text_of(page.post(reverse(NEW), {"members": ["anna"], "way": "gateway"}))
 
 
 # Access control ---------------------------------------------------------------------------------------------------

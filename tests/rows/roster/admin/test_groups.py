@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.test import Client
 from django.urls import reverse
 
+from mcp_runtime.control.tool_sets import Values, create_tool_set
+from mcp_runtime.security.access import OPERATOR
 from roster import roles
-from roster.models import Role
+from roster.models import AuditEntry, Role
 from tests.support.admin import html
 
 pytestmark = pytest.mark.django_db
@@ -87,7 +91,85 @@ def test_an_admin_learns_nothing_of_a_hidden_member_from_the_deletion_of_its_gro
     assert "example is for writers" in html(admin.get(delete_page))
 
 
+def test_the_permissions_of_a_group_are_behind_a_click(page: Client) -> None:
+    text = html(page.get(reverse("admin:auth_group_add")))
+    assert re.search(r"<details>\s*<summary>\s*<h2[^>]*>Advanced</h2>", text)
+    assert text.index("Advanced") < text.index('name="permissions"')
+
+
 def test_a_superuser_still_chooses_the_permissions_of_other_groups(page: Client) -> None:
     permission = Permission.objects.get(codename="view_guildmember")
     page.post(reverse("admin:auth_group_add"), {"name": "writers", "permissions": [permission.pk]})
     assert list(Group.objects.get(name="writers").permissions.all()) == [permission]
+
+
+# The users of a group ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def people() -> dict[str, User]:
+    """A user with fewer rights than an admin, one with more, and a superuser."""
+    people = {name: User.objects.create_user(name) for name in ("carl", "dora", "more")}
+    people["more"].user_permissions.set(Permission.objects.filter(codename="delete_user"))
+    return {**people, "root": User.objects.create_superuser("root")}
+
+
+def keys(people: dict[str, User], *names: str) -> list[int]:
+    return [people[name].pk for name in names]
+
+
+def test_an_admin_fills_a_group_and_the_audit_log_says_so(admin: Client, people: dict[str, User]) -> None:
+    admin.post(reverse("admin:auth_group_add"), {"name": "writers", "users": keys(people, "carl")})
+    group = Group.objects.get(name="writers")
+    assert list(group.user_set.all()) == [people["carl"]]
+    assert re.search(r'<option value="\d+" selected>carl</option>', html(admin.get(page_of(group))))
+    newest = AuditEntry.objects.latest("pk").pk
+    admin.post(page_of(group), {"name": "writers", "users": keys(people, "dora")})
+    assert list(group.user_set.all()) == [people["dora"]]
+    entries = (
+        AuditEntry.objects.filter(pk__gt=newest)
+        .order_by("target")
+        .values_list("kind", "target", "actor", "before", "after")
+    )
+    assert list(entries) == [
+        ("user_changed", "user carl", "an-admin", {"groups": ["writers"]}, {"groups": []}),
+        ("user_changed", "user dora", "an-admin", {"groups": []}, {"groups": ["writers"]}),
+    ]
+
+
+def test_users_with_more_rights_stay_in_the_group_or_out_of_it(admin: Client, people: dict[str, User]) -> None:
+    group = Group.objects.create(name="writers")
+    group.user_set.add(people["root"])
+    text = html(admin.get(page_of(group)))
+    assert ">carl</option>" in text
+    assert not re.search("(root|more)</option>", text)
+    for name in ("root", "more"):
+        text = html(admin.post(page_of(group), {"name": "writers", "users": keys(people, "carl", name)}))
+        assert "is not one of the available choices" in text
+    admin.post(page_of(group), {"name": "writers", "users": keys(people, "carl")})
+    assert set(group.user_set.all()) == {people["root"], people["carl"]}
+
+
+def test_nobody_joins_a_group_with_rights_that_they_lack(
+    admin: Client, writers: Group, caller: Group, people: dict[str, User]
+) -> None:
+    """`writers` has a reserved member, and `caller` is a role."""
+    an_admin = User.objects.get(username="an-admin")
+    sealed, deleters = (Group.objects.create(name=name) for name in ("sealed", "deleters"))
+    create_tool_set(Values("sealed", groups=[sealed]), OPERATOR, None)
+    deleters.permissions.set(Permission.objects.filter(codename="delete_user"))
+    for group in (writers, caller, sealed, deleters):
+        assert 'name="users"' not in html(admin.get(page_of(group)))
+        data = {"name": group.name, "users": [an_admin.pk, people["carl"].pk]}
+        assert admin.post(page_of(group), data).status_code == 403
+        assert not group.user_set.filter(username__in=["an-admin", "carl"]).exists()
+
+
+def test_only_who_may_change_users_fills_a_group(client: Client, people: dict[str, User]) -> None:
+    editor, group = User.objects.create_user("editor"), Group.objects.create(name="writers")
+    editor.user_permissions.set(Permission.objects.filter(codename__in=["change_group", "add_group", "view_user"]))
+    client.force_login(editor)
+    assert 'name="users"' not in html(client.get(page_of(group)))
+    assert client.post(page_of(group), {"name": "authors", "users": keys(people, "carl")}).status_code == 302
+    client.post(reverse("admin:auth_group_add"), {"name": "others", "users": keys(people, "carl")})
+    assert set(Group.objects.filter(name__in=["authors", "others"]).values_list("user", flat=True)) == {None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from django.contrib.auth.models import User
 from django.contrib.messages.middleware import MessageMiddleware
 from django.http import HttpRequest, HttpResponse
 from django.middleware.csrf import get_token
+from django.template import Context, Template
 from django.test import Client, RequestFactory
 from django.urls import reverse
+from django.utils import timezone
 
 from mcp_runtime.rows import lease
 from roster.admin import live
@@ -69,6 +72,22 @@ def test_every_response_tells_whether_to_ask_again(is_final: bool) -> None:
     first = get_part(is_final=is_final)
     second = get_part(first.headers["ETag"], is_final=is_final)
     assert [first.headers["X-Live"], second.headers["X-Live"]] == ["done" if is_final else "part"] * 2
+
+
+@pytest.mark.parametrize("tag", ["ago", "until"])
+def test_the_age_of_a_time_is_no_change_but_the_time_is(monkeypatch: pytest.MonkeyPatch, tag: str) -> None:
+    """The browser counts on. Otherwise a page with a time would get it again each second."""
+    template = Template(f"{{% load hall %}}<p>{{% {tag} moment %}}</p>")
+    monkeypatch.setattr(live, "render_to_string", lambda _, context, __: template.render(Context(context)))
+
+    def etag_of(moment: datetime) -> str:
+        return live.part(make_request(), "", lambda: {"moment": moment}).headers["ETag"]
+
+    now = timezone.now()
+    first = etag_of(now)
+    monkeypatch.setattr(timezone, "now", lambda: now + timedelta(minutes=5))
+    assert etag_of(now) == first
+    assert etag_of(now + timedelta(seconds=1)) != first
 
 
 def test_a_form_in_a_part_does_not_change_its_version(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_the_page_contains_all_parts(page: Client, anna: GuildMember) -> None:
 def test_a_crash_is_shown_with_its_cause_its_last_output_and_a_hint(page: Client, anna: GuildMember) -> None:
     crash(anna)
     head = text_of(page.get(part_url(anna, "head")))
-    assert "ended with exit code 3" in head
+    assert "Ended with exit code 3" in head
     assert "the disk is full" in head
     assert "does not try again automatically" in head
     assert "exit code 3" in text_of(page.get(part_url(anna, "activity")))
@@ -168,7 +168,7 @@ def test_without_a_runtime_an_old_crash_is_not_shown_as_current(page: Client, an
 
 
 def test_the_age_is_that_of_the_status_that_is_shown(page: Client, anna: GuildMember) -> None:
-    age = '<span class="quiet">for <time data-ago'
+    age = '<span class="quiet">for <time '
     assert age in text_of(page.get(part_url(anna, "head")))
     GuildMember.objects.update(manifest_error="command: missing", status="disconnected")
     assert age not in text_of(page.get(part_url(anna, "head")))
@@ -178,7 +178,8 @@ def test_the_age_is_that_of_the_status_that_is_shown(page: Client, anna: GuildMe
 
 
 def test_an_invalid_manifest_is_shown_with_its_path(page: Client, anna: GuildMember) -> None:
-    GuildMember.objects.update(manifest_error="command: missing", status="disconnected")
+    fault = {"manifest_error": "command: missing", "manifest_error_key": "command"}
+    GuildMember.objects.update(**fault, status="disconnected")
     head = text_of(page.get(part_url(anna, "head")))
     assert "command: missing" in head
     assert "Fix command in anna/guild-member.json" in head
@@ -213,6 +214,16 @@ def test_a_tool_that_is_disabled_or_not_listed_has_no_link_to_call_it(page: Clie
     for tool in (disabled_tool, unlisted_tool):
         assert reverse("admin:roster_tool_change", args=[tool.pk]) in text
         assert reverse("admin:roster_tool_call", args=[tool.pk]) not in text
+
+
+def test_a_failed_call_has_the_words_of_its_tool(page: Client, anna: GuildMember) -> None:
+    message = "tool 'echo' of member 'anna': the oven is cold"
+    add_call(anna, tool_name="echo", status="failed", error_kind="tool", error_message=message)
+
+    shown = text_of(page.get(part_url(anna, "activity")))
+
+    assert "tool: the oven is cold" in shown
+    assert "of member" not in shown
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -379,3 +390,14 @@ def test_the_manifest_is_shown_with_its_environment_masked(page: Client, anna: G
     text = text_of(page.get(page_url(anna)))
     assert "sk-very-secret" not in text
     assert json.dumps("API_KEY")[1:-1] in text
+
+
+def test_the_page_has_the_address_at_the_gateway_with_a_button_to_copy_it(
+    page: Client, anna: GuildMember, settings: Any
+) -> None:
+    settings.GUILD_HALL_GATEWAY_URL = "https://gateway.example.com"
+    text = text_of(page.get(page_url(anna)))
+    assert '<code id="gateway-address">https://gateway.example.com/mcp/anna</code>' in text
+    assert 'data-copy="gateway-address"' in text
+    GuildMember.objects.update(removed_at=timezone.now())
+    assert "gateway-address" not in text_of(page.get(page_url(anna)))  # nobody can use it any more

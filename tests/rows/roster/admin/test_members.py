@@ -19,8 +19,9 @@ from django.utils import timezone
 from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.members import logs
 from mcp_runtime.rows import lease
+from roster import roles
 from roster.admin.members import screens as member_screens
-from roster.models import GuildMember, Node, Role, StatusChange, Token, Tool
+from roster.models import AuditEntry, GuildMember, Node, Role, StatusChange, Token, Tool
 from tests.support.admin import (
     ADD_TOKEN,
     ESCAPED,
@@ -391,6 +392,23 @@ def test_the_groups_of_a_member_are_chosen_on_their_own_page(page: Client, examp
     page.post(form, {})
     assert not example.groups.exists()
     assert LogEntry.objects.filter(change_message__startswith="Reserved for").count() == 2
+
+
+def test_an_admin_reserves_a_member_and_learns_when_it_is_hidden_then(client: Client, example: GuildMember) -> None:
+    user, own, other = User.objects.create_user("an-admin"), *(Group.objects.create(name=name) for name in "ab")
+    roles.set_role(user, Role.objects.get(name="admin"))
+    user.groups.add(own)
+    client.force_login(user)
+    form = reverse("admin:roster_guildmember_groups", args=[example.pk])
+    response = client.post(form, {"groups": [own.pk, other.pk]}, follow=True)
+    assert response.redirect_chain[-1][0] == page_of(example)
+    entry = AuditEntry.objects.latest("pk")
+    assert (entry.kind, entry.actor, entry.after) == ("member_reserved", "an-admin", {"groups": ["a", "b"]})
+    response = client.post(form, {"groups": [other.pk]}, follow=True)
+    assert response.redirect_chain[-1][0] == list_of("guildmember")
+    assert "the member does not exist for you any more" in html(response)
+    assert client.post(form, {}).status_code == 404
+    assert list(example.groups.all()) == [other]
 
 
 def test_a_member_cannot_be_reserved_for_a_role(page: Client, example: GuildMember) -> None:

@@ -1,19 +1,28 @@
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import re
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.cache import cache
+from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 from django.urls import reverse
+from django.utils.html import escape
 
-from mcp_runtime.control import proposals, secrets
-from roster.models import MemberProposal, Secret
+from mcp_runtime.control import bundles, proposals, secrets
+from roster.admin.members.filling import AGAIN
+from roster.models import Bundle, MemberProposal, Secret
 from tests.support.admin import allow, html, messages_of
+from tests.support.bundles import bundle, manifest
+from tests.support.bundles import server as server_of
 from tests.support.registry import WEATHER, Registry, serve
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("runtime")]
@@ -53,7 +62,7 @@ def test_an_approval_is_for_what_the_page_showed(page: Client) -> None:
 
 def test_a_discarded_proposal_is_gone(page: Client) -> None:
     page.post(PAGE, {"source": SOURCE})
-    assert "discarded" in " ".join(messages_of(page.post(PAGE, {"name": "notes", "discard": "1"}, follow=True)))
+    assert "discarded" in " ".join(messages_of(page.post(PAGE, {"discard": "notes"}, follow=True)))
     assert MemberProposal.objects.count() == Secret.objects.count() == 0
 
 
@@ -66,24 +75,51 @@ def test_a_discarded_proposal_is_gone(page: Client) -> None:
         (CANARY + " " * 262_144, "at most 262144 characters"),
     ],
 )
-def test_a_refused_source_is_explained_and_never_shown_again(page: Client, source: str, words: str) -> None:
-    answer = page.post(PAGE, {"source": source}, follow=True)
-    assert words in " ".join(messages_of(answer))
-    assert CANARY not in html(answer)
+def test_a_refused_source_is_explained_and_goes_back_only_to_who_pasted_it(
+    page: Client, source: str, words: str
+) -> None:
+    answer = page.post(PAGE, {"source": source, "name": "mine"})
+
+    text = html(answer)
+    assert words in text
+    assert 'value="mine"' in text
+    assert escape(source) in text
+    assert "no-store" in answer["Cache-Control"]
+    assert not messages_of(answer)  # they could be kept for the next page
+    assert CANARY not in html(page.get(PAGE))
+
+
+def test_the_servers_that_are_refused_stay_in_the_box_beside_those_that_are_proposed(page: Client) -> None:
+    servers = {"good": {"command": "npx", "args": ["-y", "thing"]}, "bad": {"command": "docker", "args": ["run", "x"]}}
+    source = json.dumps({"mcpServers": servers})
+
+    text = html(page.post(PAGE, {"source": source}))
+
+    assert MemberProposal.objects.get().name == "good"
+    assert "Approve good" in text
+    assert "containers" in text
+    assert escape(source) in text
+
+
+def test_the_name_of_a_refused_template_stays_in_its_field(page: Client) -> None:
+    text = html(page.post(PAGE, {"template": "1", "template-name": "../x"}))
+
+    assert "must be 1 to 64 letters" in unescape(text).casefold()
+    assert 'value="../x"' in text
 
 
 def test_a_folder_that_stands_in_the_way_is_named(page: Client) -> None:
     (row,) = proposals.propose("npx -y thing", None)[1]
     proposals.approve("thing", row.digest, None)
     MemberProposal.objects.update(nodes={"main": "the folder x exists already; rename or remove it"})
-    assert "has no folder on node main: the folder x exists already" in html(page.get(PAGE))
+    assert "On node main: the folder x exists already" in html(page.get(PAGE))
 
 
 def test_an_approved_member_without_a_folder_can_be_discarded(page: Client) -> None:
     (row,) = proposals.propose("serve", None, name="notes")[1]
     proposals.approve("notes", row.digest, None)
     assert "Discard notes" in page.get(PAGE).content.decode()
-    page.post(PAGE, {"name": "notes", "discard": "1"})
+    page.post(PAGE, {"discard": "notes"})
     assert MemberProposal.objects.count() == 0
     assert "Discard notes" not in page.get(PAGE).content.decode()
 
@@ -96,6 +132,11 @@ def test_the_roster_leads_to_the_page_only_for_users_who_may_approve(page: Clien
     client.force_login(bob)
     assert address not in html(client.get("/admin/"))
     assert client.get(PAGE).status_code == 403
+
+
+def faults_at(text: str) -> dict[str, str]:
+    """The fault of each field, by the id of the field."""
+    return dict(re.findall(r'<ul class="errorlist" id="([\w-]+)_error"><li>(.*?)</li>', text))
 
 
 # Servers of a registry --------------------------------------------------------------------------------------------
@@ -152,7 +193,7 @@ def test_a_chosen_server_asks_for_its_values_and_is_proposed(page: Client, serve
 
 def test_a_wrong_value_is_named_and_the_others_stay_except_secrets(page: Client) -> None:
     text = html(page.post(PAGE, filling(2, CITY="<b>Oss", WEATHER_API_KEY=CANARY)))
-    assert "folder: needs a value" in text
+    assert faults_at(text) == {"way-2-value-folder": "Needs a value.", "way-2-value-WEATHER_API_KEY": AGAIN}
     assert "&lt;b&gt;Oss" in text
     assert CANARY not in text
     assert MemberProposal.objects.count() == Secret.objects.count() == 0
@@ -161,3 +202,112 @@ def test_a_wrong_value_is_named_and_the_others_stay_except_secrets(page: Client)
 def test_a_server_that_needs_no_values_is_proposed_at_once(page: Client, server: Registry) -> None:
     page.post(PAGE, {"source": "com.example/clock"})
     assert MemberProposal.objects.get().manifest["command"] == "uvx"
+
+
+# Bundles and the template -----------------------------------------------------------------------------------------
+
+KEYED = manifest(
+    server=server_of(args=["${user_config.folder}"], env={"API_KEY": "${user_config.key}"}),
+    user_config={"folder": {"required": True, "title": "Where"}, "key": {"sensitive": True}},
+)
+
+
+def upload(page: Client, content: bytes, **fields: str) -> Any:
+    file = SimpleUploadedFile("echo.mcpb", content)
+    return page.post(PAGE, {"upload": "Upload", "upload-file": file, **fields}, follow=True)
+
+
+def test_an_uploaded_bundle_is_proposed_with_what_it_claims(page: Client) -> None:
+    content = bundle(files={"<b>.js": b""})
+    text = html(upload(page, content))
+    for part in (
+        hashlib.sha256(content).hexdigest(),
+        "&lt;b&gt;.js",
+        "Anna",
+        "Its 2 files",
+        "https://anna.example.com",
+    ):
+        assert part in text
+    row = MemberProposal.objects.get()
+    page.post(PAGE, {"name": row.name, "approve": row.digest})
+    assert MemberProposal.objects.exclude(approved_at=None).count() == 1
+
+
+def test_a_bundle_waits_on_the_server_while_its_values_are_filled_in(page: Client) -> None:
+    text = html(upload(page, bundle(KEYED)))
+    assert 'for="way-1-value-folder" class="required">Where:</label>' in text
+    held = Bundle.objects.get()
+    assert f'name="held" value="{held.pk}"' in text
+    assert len(text) < 50_000
+    filled = {"held": held.pk, "way": 1, "name": "mine", "value-folder": "", "value-key": CANARY}
+    text = html(page.post(PAGE, filled))
+    assert faults_at(text) == {"way-1-value-folder": "Needs a value.", "way-1-value-key": AGAIN}
+    assert 'value="mine"' in text
+    assert CANARY not in text
+    answer = page.post(PAGE, {**filled, "value-folder": "/srv"}, follow=True)
+    assert "Proposed, and not approved yet" in " ".join(messages_of(answer))
+    row = MemberProposal.objects.get()
+    assert (row.name, row.bundle, row.manifest["args"]) == ("mine", held, ["/srv"])
+    assert Secret.objects.get().name == "mine-key"
+
+
+def test_the_form_of_a_bundle_has_titles_help_and_every_fault_at_its_field(page: Client) -> None:
+    options = {
+        "size": {"type": "number", "title": "Size", "description": "In metres.", "min": 1, "max": 2_000_000},
+        "speed": {"type": "number", "title": "Size", "required": True},
+        "loud": {"type": "boolean", "title": "<b>Loud"},
+        "bare": {"type": "string"},
+    }
+    upload(page, bundle(manifest(user_config=options)))
+    filled = {"held": Bundle.objects.get().pk, "way": 1, "name": "\u202e", "value-bare": "kept <i>"}
+    text = html(page.post(PAGE, {**filled, "value-size": "0.5", "value-loud": "maybe", "value-speed": ""}))
+    for label in ("Size (size):", "Size (speed):", "&lt;b&gt;Loud:", "bare:"):
+        assert f"{label}</label>" in text
+    assert "In metres. A number, at least 1 and at most 2000000." in text
+    assert faults_at(text) == {
+        "way-1-value-size": "Must be at least 1.",
+        "way-1-value-speed": "Needs a value.",
+        "way-1-value-loud": "Must be one of: true, false.",
+    }
+    assert 'value="kept &lt;i&gt;"' in text
+    text = html(page.post(PAGE, {**filled, "value-size": "2000001", "value-speed": "fast"}))
+    assert faults_at(text) == {
+        "way-1-value-size": "Must be at most 2000000.",
+        "way-1-value-speed": "Must be a number.",
+    }
+    text = html(page.post(PAGE, {**filled, "value-speed": "3"}))
+    assert list(faults_at(text)) == ["way-1-name"]
+    assert MemberProposal.objects.count() == 0
+
+
+def test_a_bundle_whose_name_is_taken_can_get_another_one_without_a_second_upload(page: Client) -> None:
+    upload(page, bundle())
+    text = html(upload(page, bundle()))
+    assert "is proposed already" in text
+    held = Bundle.objects.get(proposal=None)
+    page.post(PAGE, {"held": held.pk, "way": 1, "name": "second"})
+    assert set(MemberProposal.objects.values_list("name", flat=True)) == {"echo", "second"}
+
+
+def test_nobody_proposes_the_bundle_of_another_person(page: Client) -> None:
+    held = bundles.hold(io.BytesIO(bundle()), User.objects.create_user("bob"))
+    answer = page.post(PAGE, {"held": held.pk, "way": 1}, follow=True)
+    assert "upload it again" in " ".join(messages_of(answer))
+    assert MemberProposal.objects.count() == 0
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"x", "is not a zip"), (b"", "empty"), (None, "required")])
+def test_an_unusable_file_is_explained_and_named(page: Client, content: bytes | None, words: str) -> None:
+    answer = page.post(PAGE, {"upload": "Upload"}, follow=True) if content is None else upload(page, content)
+
+    text = html(answer)
+    assert words in text
+    assert ("Choose echo.mcpb again" in text) == (content is not None)
+    assert Bundle.objects.count() == 0
+
+
+def test_a_new_member_begins_with_the_template(page: Client) -> None:
+    answer = page.post(PAGE, {"template": "1", "template-name": "greeter"}, follow=True)
+    assert "greeter" in " ".join(messages_of(answer))
+    assert "From the template" in html(answer)
+    assert MemberProposal.objects.get().name == "greeter"

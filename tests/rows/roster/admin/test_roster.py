@@ -11,16 +11,22 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import Group, Permission, User
+from django.contrib.sessions.models import Session
 from django.db import connection
+from django.template.base import Template
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.safestring import SafeString
 
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.rows import lease
+from mcp_runtime.security import principals
+from roster import roles
+from roster.admin.members import cards
 from roster.admin.members import roster as roster_screen
-from roster.models import Call, GuildMember, PortAllocation, Tool
+from roster.models import Call, GuildMember, PortAllocation, Role, Tool
 from tests.support.admin import allow
 from tests.support.leases import add_node, current_lease_id, own_node
 
@@ -33,7 +39,7 @@ EVIL = "<script>alert('x')</script>"
 def _initial_state() -> None:
     # WhiteNoise warns about a missing folder, and here a warning is an error.
     settings.STATIC_ROOT.mkdir(exist_ok=True)
-    roster_screen.last_hour.forget()
+    cards.last_hour.forget()
 
 
 @pytest.fixture
@@ -114,7 +120,7 @@ def test_a_card_shows_the_most_important_data_of_a_member(page: Client) -> None:
     for words in ["connected", "weather Tells it.", "port 20007", "MCP 2025-11-25", "for 7 min", "tools 1", "1 failed"]:
         assert words in card
     assert "calls in 1 h 3" in card
-    assert f'datetime="{status_time.isoformat()}" title="{status_time:%Y-%m-%d %H:%M:%S} UTC"' in text
+    assert f'datetime="{status_time.isoformat()}" title="{status_time:%Y-%m-%d %H:%M:%S}.' in text
     assert 'class="spark"' in text
 
 
@@ -137,7 +143,7 @@ def test_a_card_has_no_node_in_a_hall_with_one(page: Client) -> None:
 @pytest.mark.usefixtures("runtime")
 def test_a_card_of_a_member_in_error_has_the_reason_the_output_and_a_hint(page: Client) -> None:
     error = "member 'weather' could not be started: ended with exit code 1 before the handshake was done"
-    tail = f"ModuleNotFoundError: No module named 'httpx'\n{EVIL}"
+    tail = f"ModuleNotFoundError: No module named 'httpx' {EVIL}"
     make_member(
         "weather",
         status="error",
@@ -185,7 +191,7 @@ def test_without_a_runtime_no_member_is_connected_and_no_process_data_is_shown(p
     assert "disconnected" in card
     assert "20007" not in card
     assert "old" not in card
-    assert "manage.py runtime" in text
+    assert "guildhall runtime" in text
 
 
 @pytest.mark.usefixtures("runtime")
@@ -199,23 +205,40 @@ def test_a_remote_server_is_shown_with_its_host_only(page: Client) -> None:
 
 def test_an_empty_roster_tells_how_to_add_the_first_member(page: Client) -> None:
     text = roster(page)
-    assert "manage.py new_member hello" in text
+    assert "guildhall new_member hello" in text
     assert text.count("<li>") >= 3
 
 
 def test_a_removed_member_is_not_in_the_roster(page: Client) -> None:
     make_member("gone", removed_at=timezone.now())
-    assert "manage.py new_member hello" in roster(page)
+    assert "guildhall new_member hello" in roster(page)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_a_large_roster_shows_its_first_cards_and_more_on_demand(page: Client) -> None:
+    add_members(0, 100)
+    text = roster(page)
+    assert len(cards_of(text)) == roster_screen.CARDS_AT_A_TIME == 48
+    assert "48 of 100 members are shown." in text
+    assert "all <b>100</b>" in text
+    assert list(cards_of(roster(page, q="m99"))) == ["m99"]
+    (more,) = re.findall(r'href="(\?[^"]*)" data-show', roster(page, status="disconnected"))
+    text = text_of(page.get(reverse("admin:index") + html.unescape(more)))
+    assert len(cards_of(text)) == 96
+    assert len(cards_of(text_of(get_part(page, show="96")))) == 96
+    text = roster(page, show="144")
+    assert len(cards_of(text)) == 100
+    assert "members are shown" not in text
 
 
 @pytest.mark.usefixtures("runtime")
 def test_members_beyond_the_limit_of_a_page_are_only_counted(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_screen, "MAX_CARDS", 2)
-    for name in "abc":
-        make_member(name)
-    text = roster(page)
-    assert list(cards_of(text)) == ["a", "b"]
-    assert "And 1 more." in text
+    monkeypatch.setattr(roster_screen, "MAX_CARDS", 48)
+    add_members(0, 50)
+    for show in ("", "999", "x", "²", "-1", "9" * 40):
+        text = roster(page, show=show)
+        assert len(cards_of(text)) == 48
+        assert "And 2 more." in text
 
 
 # Buttons ----------------------------------------------------------------------------------------------------------
@@ -333,28 +356,28 @@ def change_member(**columns: Any) -> Any:
     return lambda: GuildMember.objects.filter(name="weather").update(**columns)
 
 
+CHANGES: list[Any] = [
+    change_member(status="error"),
+    change_member(status_changed_at=timezone.now() + timedelta(seconds=1)),
+    change_member(enabled=False),
+    change_member(desired_state="stopped"),
+    change_member(restart_requested_at=timezone.now()),
+    change_member(manifest_error="not JSON"),
+    change_member(progress="half"),
+    change_member(warnings=["listens everywhere"]),
+    change_member(removed_at=timezone.now()),
+    change_member(description="Other"),
+    lambda: PortAllocation.objects.create(port=20009, member=GuildMember.objects.get(name="weather")),
+    lambda: make_tool(GuildMember.objects.get(name="weather"), "another"),
+    lambda: Tool.objects.filter(name="forecast").update(enabled=False),
+    lambda: make_member("third"),
+    lambda: lease.release(current_lease_id()),  # type: ignore[arg-type]  # the fixture took the lease
+    lambda: User.objects.update(is_superuser=False),
+]
+
+
 @pytest.mark.usefixtures("two_members")
-@pytest.mark.parametrize(
-    "change",
-    [
-        change_member(status="error"),
-        change_member(status_changed_at=timezone.now() + timedelta(seconds=1)),
-        change_member(enabled=False),
-        change_member(desired_state="stopped"),
-        change_member(restart_requested_at=timezone.now()),
-        change_member(manifest_error="not JSON"),
-        change_member(progress="half"),
-        change_member(warnings=["listens everywhere"]),
-        change_member(removed_at=timezone.now()),
-        change_member(description="Other"),
-        lambda: PortAllocation.objects.create(port=20009, member=GuildMember.objects.get(name="weather")),
-        lambda: make_tool(GuildMember.objects.get(name="weather"), "another"),
-        lambda: Tool.objects.filter(name="forecast").update(enabled=False),
-        lambda: make_member("third"),
-        lambda: lease.release(current_lease_id()),  # type: ignore[arg-type]  # the fixture took the lease
-        lambda: User.objects.update(is_superuser=False),
-    ],
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_each_change_of_a_card_changes_the_version_of_the_part(page: Client, change: Any) -> None:
     etag = get_part(page).headers["ETag"]
     assert get_part(page, etag).status_code == 304
@@ -370,7 +393,7 @@ def test_a_call_changes_the_version_after_the_figures_are_counted_again(page: Cl
         member=GuildMember.objects.get(name="weather"),
         **{"tool_name": "x", "timeout": 1, "source": "rest", "status": "failed", "started_at": now, "finished_at": now},
     )
-    roster_screen.last_hour.forget()
+    cards.last_hour.forget()
     assert get_part(page, etag).status_code == 200
 
 
@@ -459,7 +482,7 @@ def navigation_of(page: str) -> dict[str, str]:
 def test_every_page_has_the_navigation_with_the_current_page_marked(page: Client) -> None:
     navigation = navigation_of(roster(page))
     assert list(navigation)[:5] == ["Roster", "Tools", "Calls", "Agents", "Tokens"]
-    assert {"Users", "Groups", "Ports", "Status changes"} <= set(navigation)
+    assert {"Users", "Groups", "Port allocations", "Status changes"} <= set(navigation)
     assert navigation["Roster"] == "page"
     assert [label for label, current in navigation.items() if current] == ["Roster"]
 
@@ -507,21 +530,155 @@ def count_queries(client: Client, address: str, **headers: str) -> int:
 
 @pytest.mark.usefixtures("runtime")
 @pytest.mark.parametrize("query", ["", "?q=tool", "?status=connected"])
-def test_the_page_costs_the_same_queries_for_two_members_and_for_forty(page: Client, query: str) -> None:
+def test_the_page_costs_the_same_queries_for_two_members_and_for_forty(
+    page: Client, monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
     address = reverse("admin:index") + query
     add_members(0, 2)
     page.get(address)
-    roster_screen.last_hour.forget()  # the figures of the last hour are counted once in a few seconds
+    cards.last_hour.forget()  # the figures of the last hour are counted once in a few seconds
+    monkeypatch.setattr(cards, "_kept", cards._Kept())
     query_count = count_queries(page, address)
     add_members(2, 40)
-    roster_screen.last_hour.forget()
+    cards.last_hour.forget()
+    monkeypatch.setattr(cards, "_kept", cards._Kept())
     assert count_queries(page, address) == query_count <= 10
 
 
-@pytest.mark.usefixtures("runtime")
-def test_a_part_that_did_not_change_costs_few_queries(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roster_screen.LastHour, "SECONDS", 600.0)  # both requests are within this time on every machine
-    add_members(0, 40)
-    etag = get_part(page).headers["ETag"]
-    # Session, user, permissions, the runtime (two), the members.
-    assert count_queries(page, reverse("admin:roster_cards"), **{"If-None-Match": etag}) <= 6
+@pytest.fixture
+def frozen_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests of a test are within the seconds for which figures and rights are kept, on every machine."""
+    monkeypatch.setattr(cards.LastHour, "SECONDS", 600.0)
+    monkeypatch.setattr(principals, "CACHE_SECONDS", 600.0)
+
+
+def log_in(client: Client, user: User) -> None:
+    """With the form, as a browser does."""
+    user.set_password("a long password")
+    user.save()
+    values = {"username": user.username, "password": "a long password"}
+    assert client.post(reverse("admin:login"), values).status_code == 302
+
+
+@pytest.mark.usefixtures("runtime", "frozen_caches")
+@pytest.mark.parametrize("role", ["superuser", *roles.NAMES])
+def test_an_unchanged_roster_costs_three_queries_with_the_login_and_renders_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch, role: str
+) -> None:
+    user = User.objects.create_user("anna", is_superuser=role == "superuser")
+    if role != "superuser":
+        user.groups.add(Role.objects.get(name=role).group)
+    log_in(client, user)
+    add_members(0, 100)
+    etag = get_part(client).headers["ETag"]
+    assert get_part(client, etag).status_code == 304
+    monkeypatch.setattr(Template, "render", lambda *_: pytest.fail("a template is rendered"))
+    with CaptureQueriesContext(connection) as queries:
+        assert get_part(client, etag).status_code == 304
+    assert len(queries) <= 3, [query["sql"][:100] for query in queries]  # the session, the user, the members
+
+
+@pytest.mark.usefixtures("runtime", "frozen_caches", "two_members")
+@pytest.mark.parametrize(
+    ("revoke", "status"),
+    [
+        (lambda user: user.groups.clear(), 403),
+        (lambda user: user.groups.get().permissions.clear(), 403),
+        (lambda user: User.objects.filter(pk=user.pk).update(is_active=False), 302),
+        (lambda user: Session.objects.all().delete(), 302),
+        (lambda user: user.set_password("another long password") or user.save(), 302),
+        (lambda user: user.delete(), 302),
+    ],
+)
+def test_the_next_request_after_a_revocation_is_refused(client: Client, revoke: Any, status: int) -> None:
+    user = User.objects.create_user("anna")
+    user.groups.add(Role.objects.get(name="viewer").group)
+    log_in(client, user)
+    etag = get_part(client).headers["ETag"]
+    assert get_part(client, etag).status_code == 304
+    revoke(user)
+    assert get_part(client, etag).status_code == status
+
+
+def without_ages(text: str) -> str:
+    return re.sub(r"data-ago>[^<]*<", "", text)
+
+
+# Kept cards -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("two_members")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_kept_card_is_never_older_than_its_row(page: Client, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    get_part(page)
+    change()
+    if (response := get_part(page)).status_code == 403:
+        return
+    kept = text_of(response)
+    monkeypatch.setattr(cards, "_kept", cards._Kept())
+    assert without_ages(kept) == without_ages(text_of(get_part(page)))
+
+
+@pytest.mark.usefixtures("two_members")
+@pytest.mark.parametrize("change", CHANGES[:-1])
+def test_a_card_is_rendered_only_once_whatever_it_shows(
+    page: Client, monkeypatch: pytest.MonkeyPatch, change: Any
+) -> None:
+    monkeypatch.setattr(cards.time, "time", lambda: 1_000_000.0)
+    change()
+    shown = get_part(page).content
+    monkeypatch.setattr(cards, "_card", lambda *_: pytest.fail("rendered again"))
+    assert get_part(page).content == shown
+
+
+@pytest.mark.usefixtures("two_members")
+def test_a_card_of_a_change_while_the_page_is_made_is_not_kept_for_the_state_before(
+    page: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_rows = cards.read_rows
+    weather = GuildMember.objects.filter(name="weather")
+
+    def read_after_a_change(members: Any) -> Any:
+        weather.update(enabled=False)
+        return read_rows(members)
+
+    monkeypatch.setattr(cards, "_kept", cards._Kept())
+    monkeypatch.setattr(cards, "read_rows", read_after_a_change)
+    assert buttons_of(roster(page), "weather") == ["Enable"]
+    monkeypatch.setattr(cards, "read_rows", read_rows)
+    weather.update(enabled=True)
+    assert "Enable" not in buttons_of(roster(page), "weather")
+
+
+@pytest.mark.usefixtures("two_members")
+def test_only_a_changed_card_is_rendered_again(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[str] = []
+    make_card = cards._card
+    monkeypatch.setattr(cards, "_card", lambda *args: rendered.append(args[1].name) or make_card(*args))
+    monkeypatch.setattr(cards, "_kept", cards._Kept())
+    monkeypatch.setattr(cards.time, "time", lambda: 1_000_000.0)
+    get_part(page)
+    assert sorted(rendered) == ["notes", "weather"]
+    GuildMember.objects.filter(name="weather").update(description="Wind")
+    text = text_of(get_part(page))
+    assert rendered[2:] == ["weather"]
+    assert list(cards_of(text)) == ["notes", "Sky"]
+    assert "Wind" in text
+
+
+@pytest.mark.usefixtures("two_members")
+def test_a_card_that_was_kept_for_an_admin_is_not_shown_to_a_viewer(page: Client, client: Client) -> None:
+    assert buttons_of(roster(page), "weather")
+    user = User.objects.create_user("anna")
+    user.groups.add(Role.objects.get(name="viewer").group)
+    client.force_login(user)
+    assert buttons_of(roster(client), "weather") == []
+
+
+def test_at_most_so_many_cards_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cards, "MAX_KEPT", 2)
+    kept = cards._Kept()
+    for key in (b"a", b"b", b"c"):
+        kept.put(key, SafeString(key.decode()))
+        kept.get(b"a")
+    assert [kept.get(key) for key in (b"a", b"b", b"c")] == ["a", None, "c"]

@@ -16,7 +16,7 @@ from mcp_runtime.control.members import reserve_member
 from mcp_runtime.schemas import secrets
 from mcp_runtime.security.limits import SharedSlots
 from roster import presets
-from roster.admin.tools import runner
+from roster.admin.tools import forms, runner
 from roster.api import requests
 from roster.models import Call, GuildMember, Preset, Tool
 
@@ -136,7 +136,7 @@ def test_changed_arguments_with_an_old_key_are_refused_once_and_then_called(page
     key = "6f1ed002-ab59-4e5c-8ba3-1f1f1f1f1f1f"
     call_tool(page, echo, {"text": "hi"}, call_key=key)
     response = call_tool(page, echo, {"text": "changed"}, call_key=key)
-    assert response["errors"] == [{"path": [], "reason": runner.SENT_OTHERWISE}]
+    assert response["errors"] == [{"path": [], "reason": forms.SENT_OTHERWISE}]
     assert Call.objects.count() == 1
 
     call_tool(page, echo, {"text": "changed"}, call_key=response["call_key"])
@@ -147,7 +147,7 @@ def test_without_a_script_the_refused_form_has_a_new_key(page: Client, echo: Too
     key = "6f1ed002-ab59-4e5c-8ba3-1f1f1f1f1f1f"
     call_tool(page, echo, {"text": "hi"}, call_key=key)
     response = page.post(address(echo), {"arguments": '{"text": "changed"}', "call_key": key})
-    assert runner.SENT_OTHERWISE in response.content.decode()
+    assert forms.SENT_OTHERWISE in response.content.decode()
     assert str(response.context["call_key"]) != key
 
 
@@ -179,6 +179,84 @@ def test_arguments_that_are_no_object_are_an_error_without_a_path(
     (error,) = call_tool(page, echo, arguments)["errors"]
     assert error["path"] == []
     assert reason in error["reason"]
+
+
+def test_a_check_tells_the_errors_and_calls_nothing(page: Client, echo: Tool) -> None:
+    assert call_tool(page, echo, {"text": "hi"}, only_check="on") == {"errors": []}
+    errors = call_tool(page, echo, {"times": 0}, only_check="on")["errors"]
+    assert {json.dumps(error["path"]) for error in errors} == {'["text"]', '["times"]'}
+    tool = make_tool("destroy", {}, annotations={"destructiveHint": True})
+    assert call_tool(page, tool, {}, only_check="on") == {"errors": []}
+    assert not Call.objects.exists()
+
+
+@pytest.mark.parametrize("no_check", ["false", "False", ""])
+def test_a_form_that_is_no_check_needs_the_confirmation(page: Client, no_check: str) -> None:
+    tool = make_tool("destroy", {}, annotations={"destructiveHint": True})
+    (error,) = call_tool(page, tool, {}, only_check=no_check)["errors"]
+    assert "Confirm the call" in error["reason"]
+    assert not Call.objects.exists()
+
+
+def test_a_check_needs_the_right_to_call_the_tool(client: Client, bob: User, echo: Tool) -> None:
+    client.force_login(User.objects.create_user("eve", is_staff=True))
+    response = client.post(address(echo), {"arguments": "{}", "only_check": "on"})
+    assert response.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("definition", "title"),
+    [
+        ({}, "Call echo"),
+        ({"title": "An echo"}, "Call An echo"),
+        ({"annotations": {"title": EVIL}}, "Call &lt;script&gt;alert(1)&lt;/script&gt;"),
+        ({"title": "gnp\u202eexe"}, "Call gnp�exe"),
+    ],
+)
+def test_the_heading_is_the_title_of_the_tool(page: Client, definition: Any, title: str) -> None:
+    assert f"<h1>{title}</h1>" in page.get(address(make_tool(**definition))).content.decode()
+
+
+def test_a_description_in_markdown_is_laid_out(page: Client) -> None:
+    tool = make_tool(description=f"Does **much**:\n\n- this {EVIL}\n- ![x](https://evil.example/x.png)")
+    text = page.get(address(tool)).content.decode()
+    assert "<strong>much</strong>" in text
+    assert EVIL not in text
+    assert "<img" not in text
+
+
+@pytest.mark.parametrize(
+    ("member", "tool", "obstacle"),
+    [
+        ({"enabled": False}, {}, "The member example is disabled."),
+        ({"removed_at": timezone.now()}, {}, "is gone"),
+        ({}, {"enabled": False}, "This tool is disabled."),
+        ({}, {"listed": False}, "no longer lists this tool"),
+        ({}, {"is_held": True}, "This tool is held"),
+        ({}, {}, ""),
+    ],
+)
+def test_what_is_in_the_way_of_a_call_is_said_before_it(
+    page: Client, echo: Tool, member: Any, tool: Any, obstacle: str
+) -> None:
+    GuildMember.objects.update(**member)
+    Tool.objects.update(**{**tool, "name": "echo"})
+    text = page.get(address(echo)).content.decode()
+    assert ('id="call-obstacle"' in text) is bool(obstacle)
+    assert obstacle in text
+    assert ('id="call" disabled' in text) is bool(obstacle)
+
+
+def test_examples_are_no_arguments(page: Client) -> None:
+    schema = {
+        "properties": {
+            "text": {"type": "string", "examples": ["Ada"]},
+            "count": {"type": "integer", "examples": [7]},
+            "times": {"type": "integer", "examples": [7], "default": 2},
+        },
+        "required": ["text", "count", "times"],
+    }
+    assert get_form(page, make_tool(schema=schema))[0] == {"text": "", "times": 2}
 
 
 def test_a_refusal_is_shown(page: Client, echo: Tool) -> None:

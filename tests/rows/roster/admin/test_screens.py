@@ -74,7 +74,8 @@ def test_a_user_without_permissions_sees_no_list_and_no_page(
     client.force_login(bob)
 
     assert client.get(list_of(model)).status_code == 403
-    assert client.get(page_of(full_hall[model])).status_code == 403
+    hidden = 404 if model == "call" else 403  # for each user, only the calls that they may see exist
+    assert client.get(page_of(full_hall[model])).status_code == hidden
 
 
 def test_the_first_page_names_the_permission_that_a_user_with_another_permission_lacks(
@@ -118,12 +119,51 @@ def test_a_list_has_the_name_of_its_model_as_heading(page: Client, model: str, h
     assert f"<h1>{heading}</h1>" in text
 
 
+@pytest.mark.parametrize("page_name", ["change", "delete", "history"])
+def test_the_way_back_from_a_row_goes_through_its_list(page: Client, alice: User, page_name: str) -> None:
+    token = Token.make(user=alice)[0]
+
+    text = html(page.get(reverse(f"admin:roster_token_{page_name}", args=[token.pk])))
+
+    way = text.split('class="breadcrumbs">')[1].split("</div>")[0]
+    steps = re.findall(r'<a href="([^"]*)"', way)
+    assert steps == [reverse("admin:index"), list_of("token"), page_of(token)][: len(steps)]
+    assert len(steps) == (2 if page_name == "change" else 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("toolset", "There are no tool sets yet."),
+        ("secret", "There are no secrets yet."),
+        ("token", "There are no tokens yet."),
+        ("agent", "There are no agents yet."),
+        ("node", "There are no nodes yet."),
+        ("invitation", "Nobody is invited yet."),
+        ("statuschange", "The status of no member has changed yet."),
+        ("portallocation", "No member has a port yet."),
+    ],
+)
+def test_an_empty_list_says_what_it_is_for(admin_client: Client, model: str, words: str) -> None:
+    text = html(admin_client.get(list_of(model)))
+    assert f'<p class="no-matches">{words}' in text
+    assert 'name="action"' not in text
+
+
+def test_a_search_without_matches_leads_to_all_rows(page: Client, alice: User) -> None:
+    Token.make(user=alice, name="laptop")
+
+    text = html(page.get(list_of("token"), {"q": "nothing like this"}))
+
+    assert '<p class="no-matches">No matches. <a href="?">Show all</a></p>' in text
+
+
 def test_the_pages_to_select_and_to_delete_have_their_own_headings(page: Client, alice: User) -> None:
     token, other = Token.make(user=alice)[0], Token.make(user=alice)[0]
 
-    assert "<h1>Select token</h1>" in html(page.get(list_of("token"), {"_popup": 1}))
-    assert "<h1>Delete multiple objects</h1>" in html(act(page, "token", "delete_selected", token, other))
-    assert "<h1>Delete</h1>" in html(page.get(reverse("admin:roster_token_delete", args=[token.pk])))
+    assert "<h1>Tokens</h1>" in html(page.get(list_of("token"), {"_popup": 1}))
+    assert "<h1>Delete 2 tokens</h1>" in html(act(page, "token", "delete_selected", token, other))
+    assert f"<h1>Delete {token}</h1>" in html(page.get(reverse("admin:roster_token_delete", args=[token.pk])))
 
 
 # The banner -------------------------------------------------------------------------------------------------------
@@ -236,7 +276,7 @@ def test_a_list_costs_the_same_queries_for_two_rows_and_for_twenty(page: Client,
     add_rows(18, 2, alice)
 
     assert count_queries(page, list_of(model)) == query_count
-    assert query_count <= 12
+    assert query_count <= 15
 
 
 @pytest.mark.usefixtures("runtime")
@@ -309,5 +349,5 @@ def test_the_page_of_nodes_shows_which_runtimes_are_alive(page: Client) -> None:
 def test_the_page_of_nodes_shows_labels_and_which_nodes_are_draining(page: Client) -> None:
     add_node("b", labels=["gpu", "eu"], is_draining=True)
     text = html(page.get(list_of("node")))
-    assert " UTC, draining" in text
+    assert " UTC, draining" in strip_tags(text)
     assert "gpu, eu" in text

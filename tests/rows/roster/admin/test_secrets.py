@@ -91,13 +91,20 @@ def test_saving_the_page_of_a_secret_does_not_allow_a_changed_member_again(page:
 def test_the_page_of_a_members_secrets_shows_what_changed_and_masks_what_may_be_a_secret(page: Client) -> None:
     notes = with_secret()
     secrets.allow_secret(secrets.set_secret("api-key", CANARY, by=None), notes, by=None)
-    env = {"KEY": "${secret:api-key}", "API_BASE_URL": "https://elsewhere.example", "OTHER_TOKEN": "clear-4711"}
+    env = {
+        "KEY": "${secret:api-key}",
+        "API_BASE_URL": "https://elsewhere.example",
+        "OTHER_TOKEN": "clear-4711",
+        "DATABASE": "postgres://notes:clear-4712@db.example/notes",
+    }
     notes.manifest = {**notes.manifest, "env": env}
     notes.save()
     text = html(page.get(secrets_page(notes)))
     assert "env.API_BASE_URL" in text
     assert "https://elsewhere.example" in text
     assert "clear-4711" not in text
+    assert "clear-4712" not in text
+    assert "DATABASE, OTHER_TOKEN: a value that could be a secret is not shown" in text
 
 
 def test_the_page_of_a_members_secrets_shows_what_it_runs_and_allows_them(page: Client, alice: User) -> None:
@@ -126,7 +133,7 @@ def test_a_manifest_that_changed_after_the_page_was_shown_is_not_allowed(page: C
     (refusal,) = messages_of(page.post(secrets_page(notes), body, follow=True))
     assert "has just changed" in refusal
     for wrong in ({**body, "secret": "nothing"}, {"secret": "api-key"}):
-        assert messages_of(page.post(secrets_page(notes), wrong, follow=True))[0].startswith("Not changed")
+        assert messages_of(page.post(secrets_page(notes), wrong, follow=True))[0].startswith("Not allowed")
     assert not SecretUse.objects.exists()
 
 

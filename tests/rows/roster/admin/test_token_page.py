@@ -19,9 +19,11 @@ from django.utils import timezone
 
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.control.tokens import revoke_token
+from mcp_runtime.control.tool_sets import Entry, Values, create_tool_set, delete_tool_set
 from mcp_runtime.rows import lease
-from roster.agent_config import FORMATS, PLACEHOLDER
-from roster.models import Call, GuildMember, PortAllocation, Token, TokenClient, Tool
+from mcp_runtime.security.access import OPERATOR
+from roster.client_formats import CLIENTS, PLACEHOLDER
+from roster.models import Call, GuildMember, PortAllocation, Token, TokenClient, Tool, ToolSet
 from tests.support.leases import own_node
 
 pytestmark = pytest.mark.django_db
@@ -98,7 +100,7 @@ def test_a_new_token_leads_to_its_page_with_the_configuration_of_each_client(
     assert response.redirect_chain[-1][0] == page_url(token)
     text = text_of(response)
     assert '<code class="token">gh_' in text
-    for client, form in FORMATS.items():
+    for client, form in CLIENTS.items():
         assert form.place in text
         assert PLACEHOLDER in config_of(text, client)
     assert '<code class="token">' not in text_of(page.get(page_url(token)))
@@ -151,6 +153,44 @@ def test_only_members_in_the_scope_of_the_token_can_be_chosen(
     assert 'value="notes"' not in text_of(page.get(page_url(narrow_token)))
 
 
+@pytest.fixture
+def writing(members: dict[str, GuildMember]) -> ToolSet:
+    return create_tool_set(Values("writing", entries=[Entry("notes", "add", "write")]), OPERATOR, None)
+
+
+def test_a_client_can_be_set_up_for_a_tool_set(page: Client, token: Token, writing: ToolSet) -> None:
+    create_tool_set(Values("sealed", groups=[Group.objects.create(name="others")]), OPERATOR, None)
+    text = text_of(page.get(page_url(token), {"tool_set": "writing"}))
+    assert '<option value="writing" selected>' in text
+    assert "sealed" not in text
+    for address in (page_url(token), part_url(token, "configuration")):
+        text = text_of(page.get(address, {"tool_set": "writing", "way": "gateway"}))
+        assert f"http://localhost:{settings.GUILD_HALL_GATEWAY_PORT}/sets/writing/mcp" in config_of(text, "codex")
+        assert "1 tool" in text
+    for query in ({"members": "notes"}, {"way": "direct"}):
+        text = text_of(page.get(part_url(token, "configuration"), {"tool_set": "writing", **query}))
+        assert "A configuration is for a tool set, or for members; give one of them." in text
+        assert "config-codex" not in text
+    for name in ("sealed", "nobody"):
+        text = text_of(page.get(part_url(token, "configuration"), {"tool_set": name}))
+        assert f"The hall has no tool set '{name}'." in text
+
+
+def test_the_client_of_a_token_for_a_tool_set_uses_the_address_of_the_set(
+    page: Client, bob: User, writing: ToolSet
+) -> None:
+    token = Token.make(user=bob, scope=Token.Scope.TOOLS, tool_set=writing)[0]
+    for query in ({}, {"members": "notes"}, {"tool_set": "other"}, {"way": "direct"}):
+        text = text_of(page.get(page_url(token), query))
+        servers = json.loads(config_of(text, "claude-code"))["mcpServers"]
+        assert servers["guild-hall"]["url"].endswith("/sets/writing/mcp"), query
+        assert 'id="choices"' not in text
+    writing.groups.set([Group.objects.create(name="others")])
+    assert "The hall has no tool set 'writing'." in text_of(page.get(page_url(token)))
+    delete_tool_set(writing)
+    assert "This token gives access to no members." in text_of(page.get(page_url(token)))
+
+
 @pytest.mark.parametrize("part", ["page", "configuration"])
 def test_a_revoked_or_expired_token_has_no_configuration(page: Client, token: Token, part: str) -> None:
     address = page_url(token) if part == "page" else part_url(token, part)
@@ -158,7 +198,7 @@ def test_a_revoked_or_expired_token_has_no_configuration(page: Client, token: To
     assert "This token expired" in text_of(page.get(address))
     revoke_token(token)
     text = text_of(page.get(address))
-    assert "This token was revoked. Make another with: manage.py create_token USER<" in text
+    assert "This token was revoked. Make another with: guildhall create_token USER<" in text
     assert "config-cursor" not in text
 
 
@@ -171,7 +211,8 @@ def test_the_configuration_is_requested_only_once(page: Client, token: Token) ->
 
 
 def add_call(token: Token, member: GuildMember, tool: str, **columns: Any) -> None:
-    Call.objects.create(member=member, tool_name=tool, timeout=5, source="gateway", token=token, **columns)
+    values = {"timeout": 5, "source": "gateway", "token": token, "requested_by": token.user}
+    Call.objects.create(member=member, tool_name=tool, **{**values, **columns})
 
 
 def add_client(token: Token, name: str, version: str = "", calls: int = 0) -> None:
@@ -192,14 +233,12 @@ def test_the_clients_and_the_calls_of_a_token_are_shown(
     add_call(other_token, members["example"], "of-another")
     text = " ".join(text_of(page.get(part_url(token, "use"))).split())
     assert "<td>claude-code</td><td>2.1.7</td>" in text
-    assert "<td>1234</td>" in text
+    assert "<td>1,234</td>" in text
     assert "<td>add</td><td>2</td><td>1</td>" in text
     assert "somebody-else" not in text
     assert "of-another" not in text
-    assert "All calls with this token" not in text
-    bob.user_permissions.add(Permission.objects.get(codename="view_call"))
     link = f"{reverse('admin:roster_call_changelist')}?token={token.pk}"
-    assert link in text_of(page.get(part_url(token, "use")))
+    assert link in text
     assert len(page.get(link).context["cl"].result_list) == 2
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import User
+from django.contrib import admin
+from django.contrib.auth.models import Group, User
 from django.contrib.staticfiles import finders
-from django.test import Client
+from django.test import Client, RequestFactory
 from django.urls import reverse
 
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.security import principals
+from roster.admin.tokens.screens import TokenAdmin
 from roster.models import Call, GuildMember, Token, Tool
 from tests.support.admin import ADD_TOKEN, act, allow, html, list_of, page_of
 
@@ -32,6 +34,19 @@ def test_a_new_token_is_shown_only_once(page: Client, alice: User) -> None:
         text = html(page.get(address))
         assert token not in text
         assert row.digest not in text
+
+
+def test_the_list_says_of_a_token_that_it_never_ends_and_was_never_used(page: Client, alice: User) -> None:
+    Token.make(user=alice, name="laptop")
+
+    text = html(page.get(list_of("token")))
+
+    assert re.search(r'class="field-expires[^"]*">never<', text)
+    assert re.search(r'class="field-last_used[^"]*">never<', text)
+
+
+def test_the_form_names_the_zone_of_the_end(page: Client, alice: User) -> None:
+    assert "Expires at (UTC):" in html(page.get(reverse(ADD_TOKEN)))
 
 
 def test_a_token_is_created_with_scope_end_and_limits(page: Client, alice: User, echo: Tool) -> None:
@@ -118,8 +133,56 @@ def test_the_button_revokes_at_once_and_then_disappears(page: Client, alice: Use
     assert "it is already revoked" in html(act(page, "token", "revoke", row))
 
 
-@pytest.mark.parametrize("state", ["good", "expired", "revoked"])
+@pytest.mark.parametrize("state", Token.STATES)
 def test_every_state_of_a_token_has_a_colour(state: str) -> None:
     path = finders.find("roster/admin.css")
     assert isinstance(path, str)
     assert Path(path).read_text().count(f".status-{state}") == 3
+
+
+def test_a_token_in_search_mode_is_created_with_pinned_tools(page: Client, alice: User, echo: Tool) -> None:
+    form = {"user": alice.pk, "name": "small", "scope": "all", "pinned_tools": [echo.pk]}
+    text = html(page.post(reverse(ADD_TOKEN), form))
+    assert "Only a token in search mode has pinned tools." in text
+    assert not Token.objects.exists()
+    assert page.post(reverse(ADD_TOKEN), {**form, "search_mode": "on"}).status_code == 302
+    row = Token.objects.get()
+    assert (row.search_mode, row.pinned_tools) == (True, ["example/echo"])
+    text = html(page.get(page_of(row)))
+    assert "search mode: three tools that find and call all others, and example/echo" in text
+    assert "<strong>4 tools</strong>" in text
+    assert "the tools that search" in text
+
+
+def test_a_token_of_the_admin_has_at_most_20_pinned_tools(page: Client, alice: User, example: GuildMember) -> None:
+    names = [f"t{number}" for number in range(21)]
+    tools = [Tool.objects.create(member=example, name=name, definition={"name": name}) for name in names]
+    form = {"user": alice.pk, "scope": "all", "search_mode": "on", "pinned_tools": [tool.pk for tool in tools]}
+    assert "Choose at most 20 tools, not 21." in html(page.post(reverse(ADD_TOKEN), form))
+    assert not Token.objects.exists()
+
+
+def test_the_form_offers_no_pinned_tool_of_a_member_that_is_reserved_for_others(
+    page: Client, alice: User, echo: Tool
+) -> None:
+    bob = User.objects.create_user("bob", is_staff=True)
+    allow(bob, "add_token", "view_token")
+    echo.member.groups.add(Group.objects.create(name="circle"))
+    page.force_login(bob)
+    assert "example/echo" not in html(page.get(reverse(ADD_TOKEN)))
+    form = {"user": bob.pk, "scope": "all", "search_mode": "on", "pinned_tools": [echo.pk]}
+    assert page.post(reverse(ADD_TOKEN), form).status_code == 200
+    assert not Token.objects.exists()
+
+
+def test_the_form_of_a_request_has_no_pinned_tools_of_a_request_that_runs_beside_it(
+    alice: User, bob: User, example: GuildMember, echo: Tool, rf: RequestFactory
+) -> None:
+    example.groups.add(Group.objects.create(name="others"))
+    screen, forms = TokenAdmin(Token, admin.site), []
+    for user in (bob, alice):  # alice may use all members
+        request = rf.get("/")
+        request.user = user
+        forms.append(screen.get_form(request))
+    offered = [list(form.base_fields["pinned_tools"].queryset) for form in forms]  # type: ignore[attr-defined]
+    assert offered == [[], [echo]]

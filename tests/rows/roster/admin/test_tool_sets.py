@@ -108,12 +108,46 @@ def test_other_users_see_only_what_exists_for_them(page: Client, alice: User) ->
 def test_a_token_is_made_for_a_tool_set(page: Client, alice: User) -> None:
     row = create_tool_set(Values("writing", entries=[Entry("notes")]), OPERATOR, None)
     add = "/admin/roster/token/add/"
-    data = {"user": alice.pk, "name": "ci", "scope": "tools", "tool_set": row.pk}
+    data = {"user": alice.pk, "name": "ci", "scope": "tool_set", "tool_set": row.pk}
     page.post(add, data, follow=True)
     token = row.tokens.get()
     assert token.scope == "tools"
     assert "tool set writing" in html(page.get(page_of(token)))
     tool = Tool.objects.get(member__name="notes")
-    assert "Choose one of them" in html(page.post(add, {**data, "tools": [tool.pk]}))
-    assert "does not use tools" in html(page.post(add, {**data, "scope": "all"}))
+    assert "does not use tools" in html(page.post(add, {**data, "tools": [tool.pk]}))
+    for scope in ("all", "tools"):
+        assert "does not use tool set" in html(page.post(add, {**data, "scope": scope}))
+    assert "The scope is “A tool set”. Choose at least one." in html(page.post(add, {**data, "tool_set": ""}))
     assert row.tokens.count() == 1
+
+
+def test_the_page_of_a_set_leads_to_a_form_for_its_token(page: Client, client: Client, bob: User) -> None:
+    row = create_tool_set(Values("writing", entries=[Entry("notes")]), OPERATOR, None)
+    address = f"/admin/roster/token/add/?scope=tool_set&amp;tool_set={row.pk}"
+    assert address in html(page.get(page_of(row)))
+    form = page.get(address.replace("&amp;", "&")).context["adminform"].form
+    assert (form["scope"].value(), form["tool_set"].value()) == ("tool_set", str(row.pk))
+    allow(bob, "view_toolset")
+    client.force_login(bob)
+    assert address not in html(client.get(page_of(row)))
+
+
+def test_nobody_makes_a_token_for_a_set_that_does_not_exist_for_them(client: Client, bob: User) -> None:
+    row = create_tool_set(Values("sealed", groups=[Group.objects.create(name="circle")]), OPERATOR, None)
+    allow(bob, "add_token", "view_token")
+    client.force_login(bob)
+    data = {"user": bob.pk, "scope": "tool_set", "tool_set": row.pk}
+    text = html(client.post("/admin/roster/token/add/", data))
+    assert "Select a valid choice" in text
+    assert "sealed" not in text
+    assert not bob.tokens.exists()
+
+
+def test_the_page_and_the_list_have_the_whole_address_of_the_set(client: Client, bob: User, settings: Any) -> None:
+    settings.GUILD_HALL_GATEWAY_URL = "https://gateway.example.com"
+    row = create_tool_set(Values("writing", entries=[Entry("notes")]), OPERATOR, None)
+    allow(bob, "view_toolset")
+    client.force_login(bob)
+    address = "https://gateway.example.com/sets/writing/mcp"
+    assert f'<code id="gateway-address">{address}</code>' in html(client.get(page_of(row)))
+    assert address in html(client.get(list_of("toolset")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ from django.test import Client
 from django.urls import reverse
 
 from mcp_runtime.control.members import reserve_member
+from mcp_runtime.control.tool_sets import Values, create_tool_set
+from mcp_runtime.security.access import OPERATOR
 from roster import roles
-from roster.models import GuildMember, Role
+from roster.models import AuditEntry, GuildMember, Role
 from tests.support.admin import html
 
 pytestmark = pytest.mark.django_db
@@ -79,7 +82,7 @@ def test_the_role_is_changed_and_taken_on_the_users_page(admin: Client) -> None:
     carl.groups.add(writers)
     assert '<option value="caller" selected>' in html(admin.get(page_of(carl)))
     for role, groups in (("operator", {"operator", "writers"}), ("", {"writers"})):
-        html(admin.post(page_of(carl), change_of(carl, role=role), follow=True))
+        html(admin.post(page_of(carl), change_of(carl, role=role, groups=[writers.pk]), follow=True))
         assert {group.name for group in carl.groups.all()} == groups
     assert LogEntry.objects.latest("pk").get_change_message() == "Changed role."
 
@@ -113,6 +116,37 @@ def test_a_superuser_cannot_give_a_role_as_a_raw_group(page: Client) -> None:
     assert role_of(carl) == "caller"
 
 
+def test_an_admin_chooses_the_groups_of_a_user_and_the_audit_log_says_so(admin: Client, anna: User) -> None:
+    carl = make_user("carl", "caller")
+    first, second = (Group.objects.create(name=name) for name in ("first", "second"))
+    html(admin.post(page_of(carl), change_of(carl, groups=[first.pk]), follow=True))
+    html(admin.post(page_of(carl), change_of(carl, groups=[second.pk]), follow=True))
+    assert {group.name for group in carl.groups.all()} == {"caller", "second"}
+    assert LogEntry.objects.latest("pk").get_change_message() == "Changed Groups."
+    entry = AuditEntry.objects.latest("pk")
+    assert (entry.kind, entry.target, entry.actor) == ("user_changed", "user carl", "anna")
+    assert (entry.before, entry.after) == ({"groups": ["first"]}, {"groups": ["second"]})
+
+
+@pytest.mark.parametrize("kind", ["permission", "member", "tool set", "role"])
+def test_an_admin_gives_no_group_with_more_rights_to_anybody(
+    admin: Client, anna: User, example: GuildMember, kind: str
+) -> None:
+    carl, open_group = make_user("carl", "viewer"), Group.objects.create(name="open")
+    group = Role.objects.get(name="operator").group if kind == "role" else Group.objects.create(name="beyond")
+    if kind == "permission":
+        group.permissions.set(Permission.objects.filter(codename="delete_user"))
+    if kind == "member":
+        reserve_member(example, [group])
+    if kind == "tool set":
+        create_tool_set(Values("sealed", groups=[group]), OPERATOR, None)
+    assert not re.search(rf'name="groups" value="{group.pk}"', html(admin.get(page_of(carl))))
+    for user in (anna, carl):
+        text = html(admin.post(page_of(user), change_of(user, groups=[open_group.pk, group.pk])))
+        assert "is not one of the available choices" in text
+        assert not user.groups.filter(pk__in=[group.pk, open_group.pk]).exists()
+
+
 # What an attacker tries -------------------------------------------------------------------------------------------
 
 
@@ -129,16 +163,19 @@ def test_forged_fields_give_no_rights_to_a_new_user(admin: Client) -> None:
 def test_forged_fields_give_no_rights_to_oneself_or_others(admin: Client, anna: User) -> None:
     carl = make_user("carl", "viewer")
     permission = Permission.objects.get(codename="delete_user")
-    group = Group.objects.create(name="writers")
+    group = Group.objects.create(name="viewers of nodes")
+    group.permissions.set([permission])
     for user in (anna, carl):
         before = user.get_all_permissions()
         assert "Advanced" not in html(admin.get(page_of(user)))
         forged = change_of(user, **FORGED, groups=[group.pk], user_permissions=[permission.pk])
+        assert "is not one of the available choices" in html(admin.post(page_of(user), forged))
+        del forged["groups"]
         assert admin.post(page_of(user), forged).status_code == 302
         fresh = User.objects.get(pk=user.pk)
         assert fresh.get_all_permissions() == before
         assert (fresh.is_superuser, fresh.is_staff) == (False, False)
-        assert not fresh.groups.filter(name="writers").exists()
+        assert not fresh.groups.filter(pk=group.pk).exists()
 
 
 def test_an_editor_gives_no_role_with_permissions_that_they_lack() -> None:

@@ -69,7 +69,7 @@ def test_a_token_for_some_members_sees_and_calls_only_those(
     assert invoke(client, "notes", "add").status_code == 202
     response = invoke(client, "example", "echo")
     assert (response.status_code, response.json()["code"]) == (403, "not_allowed")
-    assert "is for these members alone: notes" in response.json()["error"]
+    assert "is for these members alone: notes" in response.json()["detail"]
     assert post(client, "/api/members/notes/stop/").status_code == 202
     for address in ("", "tools/", "tools/echo/", "logs/", "status-changes/"):
         assert client.get(f"/api/members/example/{address}").status_code == 404
@@ -104,7 +104,7 @@ def test_a_reserved_member_does_not_exist_for_other_users(
     assert as_bob.get("/api/calls/").json()["results"] == []
     response = invoke(as_bob, "notes", "add")
     assert response.status_code == 403
-    assert "reserved for groups" in response.json()["error"]
+    assert "reserved for groups" in response.json()["detail"]
     assert set(roster_of(as_alice)) == {"example", "notes"}
 
     bob.groups.add(Group.objects.get(name="writers"))
@@ -181,7 +181,7 @@ def test_a_revoked_or_expired_token_is_401_with_the_reason(
     Token.objects.update(**columns)
     response = as_bob.get("/api/roster/")
     assert (response.status_code, response.json()["code"]) == (401, "authentication_failed")
-    assert reason in response.json()["error"]
+    assert reason in response.json()["detail"]
 
 
 # New tokens -------------------------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_token_is_created_and_shown_once(bob: User, notes: GuildMember) -> Non
 def test_creating_a_token_needs_the_permission_and_reading_does_not(as_bob: Client) -> None:
     response = post(as_bob, TOKENS)
     assert response.status_code == 403
-    assert "roster.add_token" in response.json()["error"]
+    assert "roster.add_token" in response.json()["detail"]
     assert [row["hint"] for row in as_bob.get(TOKENS).json()["results"]] == [Token.objects.get().hint]
 
 
@@ -234,7 +234,7 @@ def test_creating_a_token_needs_the_permission_and_reading_does_not(as_bob: Clie
 def test_an_invalid_token_is_refused(as_alice: Client, notes: GuildMember, body: dict[str, Any], status: int) -> None:
     response = post(as_alice, TOKENS, body)
     assert response.status_code == status, response.json()
-    assert response.json()["error"]
+    assert response.json()["detail"]
     assert Token.objects.count() == 1
 
 
@@ -278,7 +278,7 @@ def test_too_many_calls_in_a_minute_are_429_with_the_time_to_wait(bob: User, exa
     response = invoke(client, "example", "echo")
     assert 1 <= int(response["Retry-After"]) <= 30
     assert response.json()["code"] == "too_many_calls"
-    assert "Too many calls a minute (limit 2)" in response.json()["error"]
+    assert "Too many calls a minute (limit 2)" in response.json()["detail"]
     assert client.get("/api/roster/").status_code == 200
     assert Call.objects.count() == 2
 
@@ -303,7 +303,7 @@ def test_too_many_concurrent_calls_of_a_token_are_429(client_with_active_call: C
     response = invoke(client_with_active_call, "example", "echo")
     assert response.status_code == 429
     assert response["Retry-After"] == "1"
-    assert "Too many concurrent calls (limit 1)" in response.json()["error"]
+    assert "Too many concurrent calls (limit 1)" in response.json()["detail"]
 
 
 def test_calls_that_were_accepted_are_not_concurrent(bob: User, example: GuildMember) -> None:
@@ -343,7 +343,7 @@ def test_a_post_creates_a_token_for_the_client_and_these_members(as_alice: Clien
 def test_a_direct_configuration_needs_no_token(as_alice: Client, notes: GuildMember) -> None:
     response = post(as_alice, CONFIG, {"for": "cursor", "members": ["notes"], "direct": True})
     assert response.status_code == 409
-    assert "does not run" in response.json()["error"]
+    assert "does not run" in response.json()["detail"]
     second_response = post(as_alice, CONFIG, {"for": "cursor", "direct": True})
     assert (second_response.status_code, second_response.json()["token"]) == (201, None)
     assert Token.objects.count() == 1
@@ -360,3 +360,42 @@ def test_a_member_that_the_user_may_not_call_is_404(as_bob: Client, reserved_mem
 
 def test_creating_a_configuration_needs_the_permission_to_create_tokens(as_bob: Client, notes: GuildMember) -> None:
     assert post(as_bob, CONFIG, {"for": "cursor"}).status_code == 403
+
+
+# Search mode ------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_in_search_mode_is_created_and_shown(as_alice: Client, example: GuildMember) -> None:
+    body = {"search_mode": True, "pinned_tools": ["example/echo"]}
+    made = as_alice.post(TOKENS, body, content_type="application/json")
+    assert (made.status_code, made.json()["search_mode"], made.json()["pinned_tools"]) == (201, True, ["example/echo"])
+    shown = as_alice.get(made.json()["url"]).json()
+    assert (shown["search_mode"], shown["pinned_tools"]) == (True, ["example/echo"])
+    plain = as_alice.post(TOKENS, {}, content_type="application/json").json()
+    assert (plain["search_mode"], plain["pinned_tools"]) == (False, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"pinned_tools": ["example/echo"]}, 409),
+        ({"search_mode": True, "pinned_tools": ["echo"]}, 400),
+        ({"search_mode": True, "pinned_tools": ["example/echo"] * 21}, 400),
+        ({"search_mode": True, "pinned_tools": ["example/none"]}, 404),
+        ({"search_mode": "perhaps"}, 400),
+    ],
+)
+def test_an_impossible_search_mode_is_refused(
+    as_alice: Client, example: GuildMember, body: dict[str, Any], status: int
+) -> None:
+    count = Token.objects.count()
+    assert as_alice.post(TOKENS, body, content_type="application/json").status_code == status
+    assert Token.objects.count() == count
+
+
+def test_the_configuration_of_a_client_in_search_mode_costs_three_tools(as_alice: Client, example: GuildMember) -> None:
+    answer = as_alice.get(f"{CONFIG}?for=cursor&search_mode=true").json()
+    assert answer["cost"]["tools"] == 3
+    made = as_alice.post(CONFIG, {"for": "cursor", "search_mode": True}, content_type="application/json").json()
+    assert (made["token"]["search_mode"], made["cost"]["tools"]) == (True, 3)
+    assert as_alice.get(f"{CONFIG}?for=cursor&search_mode=true&direct=true").status_code == 409

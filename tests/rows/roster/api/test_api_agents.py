@@ -88,7 +88,7 @@ def test_an_agent_whose_conversation_is_on_a_dead_node_has_a_note_while_a_messag
 def test_an_invalid_agent_is_refused(as_bob: Client, body: dict[str, Any], status: int) -> None:
     response = post(as_bob, "/api/agents/", body)
     assert response.status_code == status
-    assert response.json()["error"]
+    assert response.json()["detail"]
     assert not Agent.objects.exists()
 
 
@@ -122,7 +122,7 @@ def test_without_an_agent_runtime_a_message_is_503_with_the_reason(as_bob: Clien
     response = post(as_bob, f"{make_agent(as_bob)['url']}messages/", {"prompt": "hello"})
     assert response.status_code == 503
     assert response.json()["code"] == "agent_unavailable"
-    assert "the Agent SDK is not installed" in response.json()["error"]
+    assert "the Agent SDK is not installed" in response.json()["detail"]
 
 
 def test_a_stream_gives_the_transcript_and_continues_after_an_interruption(as_bob: Client) -> None:
@@ -205,7 +205,7 @@ def test_agents_of_others_are_hidden_and_accept_no_messages(as_bob: Client, alic
     reserve_member(GuildMember.objects.get(name="example"), [])
     response = post(client, f"{agent['url']}messages/", {"prompt": "hello"})
     assert response.status_code == 403
-    assert "belongs to another user" in response.json()["error"]
+    assert "belongs to another user" in response.json()["detail"]
 
 
 def test_a_user_who_may_only_see_an_agent_cannot_stop_it(as_bob: Client, charlie: User) -> None:

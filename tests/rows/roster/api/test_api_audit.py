@@ -101,5 +101,5 @@ def test_it_needs_the_permission_and_a_token_for_everything(client: Client, user
     roles.set_role(user, Role.objects.get(name=role))
     answer: Any = client.get(URL)
     assert answer.status_code == 403
-    assert "roster.view_auditentry" in answer.json()["error"]
+    assert "roster.view_auditentry" in answer.json()["detail"]
     assert Client().get(URL).status_code == 401

@@ -6,7 +6,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import Group, Permission, User
+from django.db import connection
 from django.test import Client
 from django.test.utils import override_script_prefix
 from django.urls import reverse
@@ -14,6 +15,10 @@ from django.utils import timezone
 from pytest_django import DjangoAssertNumQueries
 from rest_framework.serializers import Serializer
 
+from mcp_runtime.calls import text_index
+from mcp_runtime.control.tool_sets import ToolSetsOfCalls, Values, create_tool_set, delete_tool_set
+from mcp_runtime.rows import database
+from mcp_runtime.security.access import OPERATOR
 from roster.api import requests
 from roster.api.calls import CallSerializer
 from roster.models import Call, GuildMember
@@ -51,13 +56,15 @@ def test_the_list_leaves_out_large_columns(as_bob: Client, example: GuildMember)
         {"status": "failed", "error_kind": "protocol", "error_message": "no", "error_code": -32000, "error_data": [1]},
         {"status": "cancelled", "cancel_requested_at": NOON.replace(microsecond=1), "token_id": 7},
         {"arguments": {"key": "hidden"}, "secret_paths": [["key"]]},
+        {"tool_set": "writing"},
     ],
 )
 def test_a_call_is_represented_as_its_serializer_describes_it(example: GuildMember, fields: dict[str, Any]) -> None:
     call = add_call(example, status="queued", queued_at=NOON)
     for name, value in fields.items():
         setattr(call, name, value)
-    serializer = CallSerializer()
+    tool_sets = ToolSetsOfCalls(OPERATOR, is_superuser=True)
+    serializer = CallSerializer(context={"tool_sets": tool_sets})
     assert serializer.to_representation(call) == Serializer.to_representation(serializer, call)
 
 
@@ -75,6 +82,33 @@ def test_many_calls_need_no_more_queries_than_one(
         add_call(example, status="failed", error_kind="tool")
     with django_assert_num_queries(2):
         as_alice.get(CALLS)
+
+
+def test_calls_of_others_do_not_show_a_tool_set_that_does_not_exist_for_the_reader(
+    as_alice: Client, as_bob: Client, bob: User, example: GuildMember
+) -> None:
+    closed_set = create_tool_set(Values("closed", groups=[Group.objects.create(name="writers")]), OPERATOR, None)
+    create_tool_set(Values("open"), OPERATOR, None)
+    for name in ("closed", "open", None):
+        add_call(example, tool_set=name)
+    own_call = add_call(example, tool_set="closed", requested_by=bob)
+
+    def shown(client: Client, **query: str) -> list[str | None]:
+        calls = client.get(f"{CALLS}?{urlencode(query)}").json()["results"]
+        assert [client.get(call["url"]).json()["tool_set"] for call in calls] == [call["tool_set"] for call in calls]
+        return [call["tool_set"] for call in calls]
+
+    assert shown(as_alice) == ["closed", None, "open", "closed"]
+    assert shown(as_bob) == ["closed", None, "open", None]
+    assert shown(as_alice, tool_set="closed") == ["closed", "closed"]
+    assert shown(as_bob, tool_set="open") == ["open"]
+    assert ids(as_bob, tool_set="closed") == [own_call.pk]
+    assert ids(as_bob, tool_set="unknown") == []
+    # A deleted set may have been reserved.
+    delete_tool_set(closed_set)
+    assert shown(as_alice, tool_set="closed") == ["closed", "closed"]
+    assert ids(as_bob, tool_set="closed") == [own_call.pk]
+    assert shown(as_bob) == ["closed", None, "open", None]
 
 
 def test_filters_limit_the_list(as_bob: Client, bob: User, example: GuildMember) -> None:
@@ -218,3 +252,46 @@ def test_a_finished_call_cannot_be_cancelled(as_bob: Client, example: GuildMembe
     response = as_bob.post(f"{CALLS}{call.pk}/cancel/")
     assert (response.status_code, response.json()["code"]) == (409, "not_cancellable")
     assert as_bob.post(f"{CALLS}{call.pk + 1}/cancel/").status_code == 404
+
+
+# Search -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_finds_words_of_ended_calls(as_bob: Client, example: GuildMember) -> None:
+    first = add_call(example, search_text="Plum pear")
+    second = add_call(example, search_text="plum")
+    assert ids(as_bob, search="plu") == [second.pk, first.pk]
+    assert ids(as_bob, search="PEAR plum") == [first.pk]
+    assert ids(as_bob, search="plum", status="failed") == []
+    assert ids(as_bob, search='"') == []
+    (call,) = as_bob.get(CALLS, {"search": "pear"}).json()["results"]
+    assert "search_text" not in call
+
+
+def test_a_search_finds_no_calls_of_others(as_charlie: Client, example: GuildMember, alice: User) -> None:
+    add_call(example, requested_by=alice, search_text="plum")
+    assert ids(as_charlie, search="plum") == []
+
+
+def test_a_search_that_takes_too_long_is_refused_with_a_sentence(
+    as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(50):
+        add_call(example, search_text="plum")
+    monkeypatch.setattr(text_index, "SEARCH_SECONDS", -1.0 if connection.vendor == "sqlite" else 0.001)
+    monkeypatch.setattr(database, "PROGRESS_STEPS", 1)
+    response = as_bob.get(CALLS, {"search": "plum"})
+    if response.status_code == 200 and connection.vendor == "postgresql":
+        return  # the server was faster than a millisecond
+    assert response.status_code == 400
+    assert response.json()["code"] == "search_failed"
+    assert "longer than" in response.json()["detail"]
+
+
+def test_a_database_that_cannot_search_words_says_so(
+    as_bob: Client, example: GuildMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_index, "is_available", lambda: False)
+    response = as_bob.get(CALLS, {"search": "plum"})
+    assert response.status_code == 400
+    assert "FTS5" in response.json()["detail"]

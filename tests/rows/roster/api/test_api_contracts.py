@@ -10,7 +10,7 @@ from django.test import Client
 
 from mcp_runtime.contracts.canonical import version_of
 from mcp_runtime.members import contracts, tools
-from mcp_runtime.members.contracts import Policy
+from mcp_runtime.members.contracts import Kind, Policy
 from roster.models import Contract, GuildMember, Token, Tool
 from tests.support.admin import allow
 from tests.support.api import client_of
@@ -72,6 +72,18 @@ def test_held_instructions_are_approved_without_the_held_tool(anna: GuildMember,
     assert [row["kind"] for row in answer.json()["contracts"]] == ["instructions"]
     anna.refresh_from_db()
     assert (anna.instructions, Tool.objects.get().is_held) == ("Be long.", True)
+
+
+def test_a_held_resource_template_is_read_and_approved(anna: GuildMember, olga: User) -> None:
+    client, uri = client_of(olga), "file:///{path}"
+    for mime_type in ("text/plain", "text/html"):
+        template = {uri: {"uriTemplate": uri, "name": "file", "mimeType": mime_type}}
+        contracts.write(anna.pk, contracts.prepare(anna.pk, Kind.RESOURCE_TEMPLATE, template, Policy.HOLD))
+    review = client.get(f"{CONTRACTS}review/", {"name": uri, "kind": "resourceTemplate"}).json()
+    assert [(change["grade"], change["place"]) for change in review["changes"]] == [("breaking", "/mimeType")]
+    answer = approve(client, name=uri, kind="resourceTemplate", version=review["after"]["version"])
+    assert [(row["kind"], row["is_held"]) for row in answer.json()["contracts"]] == [("resourceTemplate", False)]
+    assert Tool.objects.get().is_held
 
 
 def test_an_approval_of_another_version_is_refused(anna: GuildMember, olga: User) -> None:

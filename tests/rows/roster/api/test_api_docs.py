@@ -12,6 +12,8 @@ from drf_spectacular.validation import validate_schema
 
 from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.control.nodes import NODE_VERBS
+from roster.api.base import HallView
+from roster.api.summaries import SUMMARIES
 from roster.models import Call, GuildMember
 
 
@@ -35,8 +37,9 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
     assert paths == {
         "/api/roster/": {"get"},
         "/api/members/": {"get", "post"},
-        member: {"get", "delete"},
+        member: {"get", "patch", "delete"},
         **{f"{member}{verb}/": {"post"} for verb in MEMBER_VERBS},
+        f"{member}groups/": {"get", "put"},
         f"{member}logs/": {"get"},
         f"{member}status-changes/": {"get"},
         f"{member}statistics/": {"get"},
@@ -49,12 +52,26 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         f"{member}tools/{{tool}}/enable/": {"post"},
         f"{member}tools/{{tool}}/disable/": {"post"},
         f"{member}move/": {"post"},
+        **{f"{member}{noun}/": {"get"} for noun in ("prompts", "resources", "resource-templates")},
+        **{f"{member}prompts/{verb}/": {"post"} for verb in ("get", "complete", "enable", "disable")},
+        **{f"{member}resources/{verb}/": {"post"} for verb in ("read", "watch", "enable", "disable")},
+        **{f"{member}resource-templates/{verb}/": {"post"} for verb in ("complete", "enable", "disable")},
         "/api/nodes/": {"get"},
         **{f"/api/nodes/{{node}}/{verb}/": {"post"} for verb in NODE_VERBS},
         "/api/nodes/{node}/remove/": {"post"},
         "/api/nodes/rebalance/": {"post"},
         "/api/proposals/": {"get"},
         "/api/registry/": {"get"},
+        f"{member}newest-version/": {"get", "post"},
+        f"{member}newest-version/edit/": {"post"},
+        f"{member}relock/": {"post"},
+        f"{member}own-sign-in/": {"get", "post"},
+        f"{member}own-sign-out/": {"post"},
+        f"{member}sign-in/": {"post"},
+        f"{member}sign-out/": {"post"},
+        "/api/edits/": {"get"},
+        "/api/edits/{edit}/": {"get", "delete"},
+        **{f"/api/edits/{{edit}}/{verb}/": {"post"} for verb in ("approve", "undo")},
         "/api/trash/": {"get"},
         "/api/trash/{number}/restore/": {"post"},
         "/api/proposals/{proposal}/": {"get", "delete"},
@@ -64,7 +81,9 @@ def test_every_address_is_documented_with_its_verbs(document: dict[str, Any]) ->
         "/api/tool-sets/{tool_set}/": {"get", "put", "delete"},
         "/api/secrets/{secret}/": {"get", "put", "delete"},
         "/api/calls/": {"get"},
+        "/api/calls/export/": {"get"},
         call: {"get"},
+        f"{call}logs/": {"get"},
         f"{call}cancel/": {"post"},
         "/api/tokens/": {"get", "post"},
         "/api/tokens/{id}/": {"get"},
@@ -98,7 +117,7 @@ def test_the_docs_need_no_network(bob: User) -> None:
     response = client.get("/api/docs/")
     assert response.status_code == 200
     page = response.content.decode()
-    addresses = re.findall(r'(?:src|href)="([^"]+)"', page)
+    addresses = re.findall(r'<(?:script|link)[^>]* (?:src|href)="([^"]+)"', page)
     assert len(addresses) >= 4
     for address in addresses:
         assert address.startswith("/static/")
@@ -133,3 +152,25 @@ def test_the_index_has_links_to_all_parts(as_alice: Client) -> None:
     }
     for address in index.values():
         assert as_alice.get(address).status_code == 200
+
+
+def test_errors_are_documented_with_their_media_type(document: dict[str, Any]) -> None:
+    responses = [
+        response
+        for verbs in document["paths"].values()
+        for operation in verbs.values()
+        for status, response in operation["responses"].items()
+        if status >= "400"
+    ]
+    assert len(responses) > 100
+    assert {media_type for response in responses for media_type in response["content"]} == {"application/problem+json"}
+
+
+def test_every_operation_has_a_summary_and_a_description_for_people(document: dict[str, Any]) -> None:
+    operations = [operation for verbs in document["paths"].values() for operation in verbs.values()]
+    assert {operation["operationId"] for operation in operations} == set(SUMMARIES)
+    assert len({operation["summary"] for operation in operations}) == len(operations)
+    for operation in operations:
+        assert len(operation["description"]) > 10, operation["operationId"]
+        assert operation["description"] != HallView.__doc__, operation["operationId"]
+        assert "control." not in operation["description"], operation["operationId"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ def subclasses(cls: type[Any]) -> set[type[Any]]:
 
 
 def test_every_refusal_has_its_own_status() -> None:
-    assert subclasses(RequestRefusedError) <= set(ANSWERS)
+    of_logins = subclasses(errors.ProviderError)  # people see them on a page, and REST never has them
+    assert subclasses(RequestRefusedError) - of_logins <= set(ANSWERS)
 
 
 def test_every_refusal_has_its_own_code() -> None:
@@ -43,7 +45,9 @@ def test_refused_arguments_have_a_path_and_a_reason() -> None:
     assert response is not None
     assert response.status_code == 400
     assert response.data == {
-        "error": "arguments of 'echo': no",
+        "title": "Bad Request",
+        "status": 400,
+        "detail": "arguments of 'echo': no",
         "code": "invalid_arguments",
         "path": "items.0",
         "reason": "no",
@@ -75,9 +79,11 @@ def test_every_error_has_the_same_body(as_bob: Client) -> None:
         (as_bob.get("/api/calls/?status=odd"), 400, "invalid"),
     ]:
         assert response.status_code == http_status
-        assert response["Content-Type"] == "application/json"
-        assert response.json()["code"] == code
-        assert response.json()["error"].endswith(("roster", "."))
+        assert response["Content-Type"] == "application/problem+json"
+        problem = response.json()
+        assert (problem["code"], problem["status"]) == (code, http_status)
+        assert problem["title"] == HTTPStatus(http_status).phrase
+        assert problem["detail"].endswith(("roster", "."))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -95,7 +101,17 @@ def test_an_invalid_token_of_a_browser_is_refused_in_the_docs_too() -> None:
 def test_refused_fields_are_named(as_bob: Client) -> None:
     body = as_bob.get("/api/calls/?status=odd").json()
     assert list(body["faults"]) == ["status"]
-    assert body["error"].startswith("status: ")
+    assert body["detail"].startswith("status: ")
+
+
+def test_faults_inside_a_field_are_named_with_their_places(as_alice: Client) -> None:
+    body = {"groups": ["a", None], "entries": [{"member": "notes"}, {"tool": "add"}]}
+    answer = as_alice.put("/api/tool-sets/writing/", body, content_type="application/json").json()
+    assert answer["faults"] == {
+        "groups": ["1: This field may not be null."],
+        "entries": ["1: member: This field is required."],
+    }
+    assert "entries: 1: member: This field is required." in answer["detail"]
 
 
 @pytest.mark.parametrize("address", ["tokens", "agents"])
@@ -103,14 +119,14 @@ def test_a_key_that_cannot_be_encoded_is_refused_as_unknown(as_alice: Client, ad
     body = r'{"members": [], "\ud800": 1}'
     response = as_alice.post(f"/api/{address}/", body, content_type="application/json")
     assert response.status_code == 400
-    assert r"'\ud800': This key is unknown" in response.json()["error"]
+    assert r"'\ud800': This key is unknown" in response.json()["detail"]
 
 
 @pytest.mark.parametrize("method", ["post", "put"])
 def test_a_missing_slash_is_named_in_the_error(as_bob: Client, method: str) -> None:
     response = getattr(as_bob, method)("/api/members/example/start", {}, content_type="application/json")
     assert response.status_code == 404
-    assert "slash" in response.json()["error"]
+    assert "slash" in response.json()["detail"]
 
 
 def test_a_missing_slash_of_a_read_is_redirected(as_bob: Client) -> None:
@@ -137,3 +153,11 @@ def test_a_chunked_body_is_refused_and_not_treated_as_empty(as_bob: Client) -> N
     )
     assert response.status_code == 411
     assert response.json()["code"] == "length_required"
+
+
+@pytest.mark.django_db
+def test_an_error_that_is_not_json_does_not_say_that_it_is() -> None:
+    response = Client().get("/api/schema/")
+    assert (response.status_code, response["Content-Type"].startswith("application/problem")) == (401, False)
+    response = Client().get("/api/schema/?format=json")
+    assert (response.status_code, response["Content-Type"]) == (401, "application/problem+json")

@@ -57,6 +57,7 @@ def test_a_call_is_accepted_with_the_address_of_its_status(as_bob: Client, bob: 
         "member": "example",
         "tool": "echo",
         "tool_version": "",
+        "tool_set": None,
         "status": "queued",
         "source": "rest",
         "requester": "bob",
@@ -146,7 +147,7 @@ def test_a_misspelt_key_is_refused(as_bob: Client, example: GuildMember) -> None
     add_tool(example, "ping")
     response = invoke(as_bob, {"argument": {"text": "hi"}}, "/api/members/example/tools/ping/invoke/")
     assert response.status_code == 400
-    assert "'argument'" in response.json()["error"]
+    assert "'argument'" in response.json()["detail"]
     assert not Call.objects.exists()
 
 
@@ -227,7 +228,7 @@ def test_a_narrow_token_gets_no_result_of_a_wider_token_with_the_same_key(
     assert response.json()["id"] != first["id"]
     conflict = invoke(narrow_client, {"arguments": {"text": "other"}}, Idempotency_Key="k1")
     assert conflict.status_code == 422
-    assert f"call {response.json()['id']}," in conflict.json()["error"]
+    assert f"call {response.json()['id']}," in conflict.json()["detail"]
 
 
 @pytest.mark.parametrize("key", ["", "k" * 256])

@@ -18,7 +18,8 @@ from pytest_django import DjangoAssertNumQueries
 from mcp_runtime.control.members import MEMBER_VERBS
 from mcp_runtime.members import logs
 from mcp_runtime.members.manifest.declaration import Manifest
-from roster.api.members import MAX_LINES, RosterMemberSerializer, RosterToolSerializer
+from roster.api.member_history import MAX_LINES
+from roster.api.members import RosterMemberSerializer, RosterToolSerializer
 from roster.models import GuildMember, Node, PortAllocation, StatusChange, Tool
 from tests.support.api import MANIFEST, add_member, add_tool, client_of
 from tests.support.leases import add_node, own_node
@@ -79,6 +80,43 @@ def test_a_member_is_connected_only_while_its_own_node_is_alive(as_bob: Client, 
 def test_the_roster_shows_why_a_member_is_in_error(as_bob: Client, example: GuildMember, live_runtime: None) -> None:
     GuildMember.objects.update(status=Status.ERROR, last_error="member 'example' ended with exit code 3")
     assert get_entry(as_bob)["error"] == "member 'example' ended with exit code 3"
+
+
+def test_a_member_in_error_has_a_diagnosis_in_all_lists(
+    as_bob: Client, example: GuildMember, live_runtime: None
+) -> None:
+    tail = "Traceback\nModuleNotFoundError: No module named 'fastmcp'"
+    manifest = {**example.manifest, "command": "/opt/python3", "transport": "stdio"}
+    error = f"member 'example' could not be started: ended with exit code 1{GuildMember.TAIL_MARK}{tail}"
+    GuildMember.objects.update(status="error", last_error=error, manifest=manifest)
+    bodies = [
+        get_entry(as_bob),
+        as_bob.get("/api/members/").json()["members"][0],
+        as_bob.get("/api/members/example/").json(),
+    ]
+    for body in bodies:
+        assert body["diagnosis"] == {
+            "cause": "Ended with exit code 1.",
+            "remedy": "Install the Python module fastmcp if you trust it: `/opt/python3 -m pip install fastmcp` (its "
+            "package may have another name). Or name the Python that has it as command in example/guild-member.json. "
+            "The hall does not try again automatically.",
+            "last_words": "ModuleNotFoundError: No module named 'fastmcp'",
+            "key": "command",
+        }
+    GuildMember.objects.update(status="connected")
+    assert get_entry(as_bob)["diagnosis"] is None
+
+
+def test_a_diagnosis_says_nothing_of_log_and_manifest_to_who_may_not_see_them(
+    as_charlie: Client, example: GuildMember, live_runtime: None
+) -> None:
+    tail = "ModuleNotFoundError: No module named 'private_module'"
+    error = f"member 'example' could not be started: ended with exit code 1{GuildMember.TAIL_MARK}{tail}"
+    GuildMember.objects.update(status="error", last_error=error, manifest={"command": "/private/python3"})
+    for address in ("/api/members/", "/api/roster/", "/api/members/example/"):
+        text = as_charlie.get(address).content.decode()
+        assert "Restart it." in text
+        assert "private" not in text
 
 
 def test_the_roster_shows_the_progress_of_a_long_start(
@@ -157,8 +195,8 @@ def test_many_members_need_no_more_queries_than_one(
         add_tool(member, "one")
         add_tool(member, "two")
     add_member("far", server_url="https://mcp.example.com/mcp", status="connected")
-    # The token, the lease and its age, the members, for the roster their tools.
-    with django_assert_num_queries(5 if address == "/api/roster/" else 4):
+    # The token, the nodes, the members, for the roster their tools.
+    with django_assert_num_queries(4 if address == "/api/roster/" else 3):
         as_bob.get(address)
 
 
@@ -276,7 +314,9 @@ def test_a_refresh_of_a_disconnected_member_is_refused_with_the_reason(as_bob: C
     response = as_bob.post("/api/members/example/refresh/")
     assert response.status_code == 409
     assert response.json() == {
-        "error": "member 'example' is disconnected: its tools are listed when it is connected",
+        "title": "Conflict",
+        "status": 409,
+        "detail": "member 'example' is disconnected: its tools are listed when it is connected",
         "code": "refused",
     }
 
@@ -353,7 +393,7 @@ def test_output_of_a_member_needs_the_permission_to_view_members(
         response = as_charlie.get(f"/api/members/example/{address}")
         assert response.status_code == expected
         assert (SECRET in response.content.decode()) is is_open
-        assert is_open or "roster.view_guildmember" in response.json()["error"]
+        assert is_open or "roster.view_guildmember" in response.json()["detail"]
     for address in ("/api/members/", "/api/roster/", "/api/members/example/", "/api/members/slow/"):
         response = as_charlie.get(address)
         assert response.status_code == 200

@@ -42,7 +42,7 @@ def test_a_node_with_local_state_is_removed_only_by_force(as_bob: Client) -> Non
     add_member("notes", node=add_node("b", is_alive=False))
     status, answer = post(as_bob, "/api/nodes/b/remove/")
     assert (status, answer["code"]) == (409, "refused")
-    assert "members with local state belong to it (1)" in answer["error"]
+    assert "members with local state belong to it (1)" in answer["detail"]
     assert post(as_bob, "/api/nodes/b/remove/", {"force": True}) == (200, {"name": "b", "members": 1})
     assert not Node.objects.filter(name="b").exists()
     assert post(as_bob, "/api/nodes/b/remove/")[0] == 404
@@ -57,7 +57,7 @@ def test_an_unknown_node_is_not_found(as_bob: Client, example: GuildMember) -> N
 def test_a_narrowed_token_drains_no_node(bob: User, example: GuildMember) -> None:
     status, answer = post(client_of(bob, scope="members", members=[example]), "/api/nodes/main/drain/")
     assert status == 403
-    assert "is for some of them alone" in answer["error"]
+    assert "is for some of them alone" in answer["detail"]
     assert not own_node().is_draining
 
 
@@ -74,7 +74,7 @@ def test_a_member_with_local_state_is_moved_only_by_force(as_bob: Client, exampl
     add_node("b", folders={"example": "digest"})
     status, answer = post(as_bob, "/api/members/example/move/", {"node": "b"})
     assert (status, answer["code"]) == (409, "refused")
-    assert "it keeps local state in its folder" in answer["error"]
+    assert "it keeps local state in its folder" in answer["detail"]
     assert post(as_bob, "/api/members/example/move/", {"node": "b", "force": True})[0] == 202
 
 

@@ -26,7 +26,7 @@ def example() -> GuildMember:
 def test_a_user_without_the_permission_to_control_cannot_change_a_member(as_charlie: Client, verb: str) -> None:
     response = as_charlie.post(f"/api/members/example/{verb}/")
     assert response.status_code == 403
-    assert "roster.control_member" in response.json()["error"]
+    assert "roster.control_member" in response.json()["detail"]
     member = GuildMember.objects.get()
     assert (member.enabled, member.desired_state, member.restart_requested_at) == (True, "running", None)
 
@@ -39,7 +39,7 @@ def test_a_user_without_the_permission_to_control_cannot_disable_a_tool(as_charl
 def test_a_user_without_the_permission_to_call_cannot_queue_a_call(as_charlie: Client) -> None:
     response = as_charlie.post("/api/members/example/tools/echo/invoke/", {}, content_type="application/json")
     assert response.status_code == 403
-    assert "roster.invoke_tool" in response.json()["error"]
+    assert "roster.invoke_tool" in response.json()["detail"]
     assert not Call.objects.exists()
 
 

@@ -87,7 +87,7 @@ def test_a_registry_with_a_fault_is_a_bad_gateway(server: Registry, admin: Clien
 def test_without_a_registry_the_answer_names_the_setting(admin: Client) -> None:
     response = admin.get("/api/registry/")
     assert response.status_code == 409
-    assert "GUILD_HALL_REGISTRY_URL" in response.json()["error"]
+    assert "GUILD_HALL_REGISTRY_URL" in response.json()["detail"]
 
 
 def test_who_may_not_approve_members_does_not_reach_the_registry(server: Registry) -> None:

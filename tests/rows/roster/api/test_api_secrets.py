@@ -9,8 +9,9 @@ from django.test import Client
 
 from mcp_runtime.control import secrets
 from mcp_runtime.control.members import reserve_member
+from mcp_runtime.rows import lease
 from mcp_runtime.secrets import values
-from roster.models import GuildMember, Secret
+from roster.models import GuildMember, PortAllocation, Secret
 from tests.support.admin import allow
 from tests.support.api import MANIFEST, add_member, client_of
 
@@ -115,3 +116,18 @@ def test_a_narrowed_token_opens_no_secret(alice: User, example: GuildMember) -> 
     narrowed = client_of(alice, scope="members", members=[example])
     assert narrowed.get("/api/secrets/").status_code == 403
     assert put(narrowed, "api-key", value=CANARY)[0] == 403
+
+
+def test_members_that_run_with_an_old_value_are_named(alice: User, as_alice: Client) -> None:
+    lease.take()
+    manifest = {"name": "notes", "env": {"KEY": "${secret:api-key}"}}
+    for name in ("notes", "hidden"):
+        secrets.set_secret("api-key", "first", by=None)
+        member = add_member(name, manifest=manifest, status="connected")
+        PortAllocation.objects.create(member=member, port=20000 + member.pk)
+    assert as_alice.get("/api/secrets/api-key/").json()["members_with_old_value"] == ["notes"]
+    assert put(as_alice, "api-key", value=CANARY)[1]["members_with_old_value"] == ["hidden", "notes"]
+    bob = User.objects.create_user("robert")
+    allow(bob, "view_secret")
+    reserve_member(GuildMember.objects.get(name="hidden"), [Group.objects.create(name="circle")])
+    assert client_of(bob).get("/api/secrets/api-key/").json()["members_with_old_value"] == ["notes"]

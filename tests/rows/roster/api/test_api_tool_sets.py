@@ -12,7 +12,7 @@ from django.test import Client
 from mcp_runtime.control.members import reserve_member
 from mcp_runtime.control.tool_sets import Entry, Values, create_tool_set
 from mcp_runtime.security.access import OPERATOR
-from roster.models import GuildMember, Tool, ToolSet
+from roster.models import GuildMember, Token, Tool, ToolSet
 from tests.support.api import client_of
 
 pytestmark = pytest.mark.django_db
@@ -137,6 +137,16 @@ def test_a_configuration_is_for_a_tool_set(as_alice: Client, writing: ToolSet) -
     for query in ("tool_set=writing&members=notes", "tool_set=writing&direct=true"):
         assert as_alice.get(f"/api/agent-config/?for=cursor&{query}").status_code == 409
     assert as_alice.get("/api/agent-config/?for=cursor&tool_set=nobody").status_code == 404
+
+
+def test_the_configuration_of_a_token_for_a_tool_set_has_the_address_of_the_set(alice: User, writing: ToolSet) -> None:
+    token = Token.make(user=alice, scope=Token.Scope.TOOLS, tool_set=writing)[1]
+    client = Client(headers={"Authorization": f"Bearer {token}"})
+    assert "/sets/writing/mcp" in client.get("/api/agent-config/?for=cursor").json()["config"]
+    made = client.post("/api/agent-config/", {"for": "cursor"}, content_type="application/json").json()
+    assert "/sets/writing/mcp" in made["config"]
+    assert made["token"]["tool_set"] == "writing"
+    assert "/mcp?members=notes" in client.get("/api/agent-config/?for=cursor&members=notes").json()["config"]
 
 
 def test_commands_make_tokens_and_configurations_for_a_tool_set(alice: User, writing: ToolSet) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from mcp_runtime.client import transport
+from mcp_runtime.client import exchanges
 from mcp_runtime.http1 import client, names
 from mcp_runtime.http1.client import Address, Connections, Response
 from mcp_runtime.protocol.errors import ConnectError, ProtocolError
@@ -269,7 +269,7 @@ def test_the_content_type_is_optional_and_header_names_ignore_case() -> None:
     [
         (b"nonsense\r\n\r\n", ProtocolError, "did not respond with HTTP"),
         (b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", ProtocolError, "with HTTP"),
-        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * transport.HEAD_BYTES, ProtocolError, "headers are longer"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * exchanges.HEAD_BYTES, ProtocolError, "headers are longer"),
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000, ProtocolError, "headers are longer"),
     ],
 )
@@ -355,7 +355,7 @@ def test_a_connection_is_not_used_again_when_its_state_is_unclear(response: byte
 
 
 def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.0)
+    monkeypatch.setattr(exchanges, "IDLE_SECONDS", 0.0)
     monkeypatch.setattr(Connections, "_close_idle", lambda _: None)  # it is still open
 
     @run(OK)
@@ -365,7 +365,7 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(monkeypatch: pyte
 
 
 def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(exchanges, "IDLE_SECONDS", 0.3)
 
     @run(OK)
     async def _(world: World) -> None:
@@ -415,7 +415,7 @@ def test_a_connection_is_not_shared_before_its_response_was_checked() -> None:
 
 
 def test_a_response_that_is_not_checked_loses_its_connection_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(exchanges, "IDLE_SECONDS", 0.02)
 
     @run(OK)
     async def _(world: World) -> None:
@@ -603,7 +603,7 @@ def test_a_port_without_a_listener_is_a_refusal() -> None:
 
 
 def test_no_connection_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "CONNECT_TIMEOUT", 0.01)
+    monkeypatch.setattr(exchanges, "CONNECT_TIMEOUT", 0.01)
 
     async def wait_forever(*args: Any, **kwargs: Any) -> Any:
         await asyncio.Event().wait()

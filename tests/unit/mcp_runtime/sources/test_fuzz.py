@@ -132,6 +132,7 @@ def test_errors_show_no_secret_either(secret: str, damage: str, place: int) -> N
     assert secret not in everything_shown(line)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize(
     "text",
     [

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mcp_runtime.members.manifest.declaration import FIELDS
+from mcp_runtime.members.manifest.files import digest_of
 from mcp_runtime.members.manifest.parser import parse
 from mcp_runtime.protocol.errors import SourceError
 from mcp_runtime.sources.drafts import Draft, Reading
@@ -73,14 +74,45 @@ def test_imported_commands_run_in_a_sandbox() -> None:
 
 
 def test_the_digest_changes_with_each_change_of_the_manifest() -> None:
-    digests = {only(f"npx -y thing-mcp@{version}").digest for version in ("1", "2", "1")}
+    digests = {digest_of(only(f"npx -y thing-mcp@{version}").text) for version in ("1", "2", "1")}
     assert len(digests) == 2
 
 
-def test_a_package_without_a_version_is_noted() -> None:
-    assert any("No version of 'thing-mcp'" in note for note in only("npx -y thing-mcp").notes)
+def test_a_package_without_an_exact_version_is_noted() -> None:
+    for text in ("npx -y thing-mcp", "npx -y thing-mcp@^1", "uvx thing-mcp"):
+        assert any("its lock keeps it from then on" in note for note in only(text).notes)
+    assert any("may fetch and run a newer one" in note for note in only("bunx thing-mcp").notes)
     assert only("npx -y thing-mcp@latest").manifest["version"] == "unpinned"
-    assert not any("No version" in note for note in only("npx -y thing-mcp@1.2.3").notes)
+    assert only("npx -y thing-mcp@1.2.3").notes == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["npx -y thing-mcp", "uvx --from thing-mcp==1.0 thing", server(command="npx", args=["x"])]
+)
+def test_packages_of_npx_and_uvx_are_locked(text: str) -> None:
+    assert only(text).manifest["packages"] == "locked"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bunx thing-mcp@1.0.0",
+        "npm exec -- thing-mcp@1.0.0",
+        "npx -y git+https://example.com/thing.git",
+        "npx -y --registry=https://example.com thing-mcp@1.0.0",
+        "uvx --from git+https://example.com/thing thing",
+        server(command="npx", args=["-y", "thing-mcp@1.0.0"], env={"npm_config_registry": "https://example.com"}),
+    ],
+)
+def test_packages_that_cannot_be_locked_are_noted(text: str) -> None:
+    draft = only(text)
+    assert "packages" not in draft.manifest
+    assert any("each start may fetch it" in note for note in draft.notes)
+
+
+def test_a_program_that_fetches_nothing_has_no_packages() -> None:
+    assert "packages" not in only("node /srv/server.js").manifest
+    assert only("node /srv/server.js").notes == ()
 
 
 def test_relative_paths_are_noted() -> None:

@@ -229,6 +229,11 @@ def test_a_wrong_value_is_refused_with_its_key(values: dict[str, str], words: st
     assert words in refusal(WEATHER, NPM, **values)
 
 
+def test_all_wrong_values_are_named_at_once() -> None:
+    words = refusal(WEATHER, NPM, units="kelvin")
+    assert "units: must be one of: metric, imperial; folder: needs a value" in words
+
+
 def test_a_value_that_must_be_a_number_is_one() -> None:
     argument = {"type": "named", "name": "--n", "format": "number"}
     assert args(argument, n="-2.5") == ["--n", "-2.5"]

@@ -8,6 +8,7 @@ import re
 import time
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import quote_plus
 
 import pytest
 from django.template.loader import render_to_string
@@ -17,6 +18,7 @@ from roster.admin.calls import results
 from roster.models import Call
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"pixels").decode()
+READER = "/admin/roster/guildmember/7/resource/?uri="  # the page on which the hall reads a resource of member 7
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
@@ -36,7 +38,7 @@ class Tags(HTMLParser):
 
 
 def call(result: Any = None, **columns: Any) -> Call:
-    return Call(**{"tool_name": "t", "timeout": 1, "status": "succeeded", "result": result, **columns})
+    return Call(**{"tool_name": "t", "member_id": 7, "timeout": 1, "status": "succeeded", "result": result, **columns})
 
 
 def render(result: Any = None, output_schema: dict[str, Any] | None = None, **columns: Any) -> str:
@@ -55,7 +57,9 @@ def assert_harmless(html: str) -> None:
             assert not name.startswith("on"), (tag, name)
             assert name != "style", tag
             if name in ("href", "src"):
-                assert re.match(r"https?://|data:(image/(png|jpeg|gif|webp|bmp)|audio/[\w-]+);base64,", value), value
+                is_here = name == "href" and value.startswith(READER)
+                safe = r"https?://|data:(image/(png|jpeg|gif|webp|bmp)|audio/[\w-]+);base64,"
+                assert is_here or re.match(safe, value), value
 
 
 HOSTILE_TEXTS = [
@@ -121,10 +125,21 @@ def test_hostile_text_is_harmless_in_every_place(text: str) -> None:
         ("", False),
     ],
 )
-def test_only_links_to_the_web_are_shown(address: str, is_allowed: bool) -> None:
+def test_only_addresses_of_the_web_lead_there(address: str, is_allowed: bool) -> None:
     assert present.leads_to_the_web(address) is is_allowed
-    html = render({"content": [{"type": "resource_link", "uri": address, "name": "n"}]})
-    assert [link["href"] for link in Tags(html).attributes_of("a")] == ([address] if is_allowed else [])
+
+
+@pytest.mark.parametrize("uri", ["https://example.org/a?b=c&d", "javascript:alert(1)", "file:///etc/passwd", SCRIPT])
+def test_a_link_to_a_resource_leads_to_the_page_on_which_the_hall_reads_it(uri: str) -> None:
+    html = render({"content": [{"type": "resource_link", "uri": uri, "name": "n"}]})
+    assert [link["href"] for link in Tags(html).attributes_of("a")] == [READER + quote_plus(uri)]
+
+
+def test_a_resource_without_a_uri_or_of_an_unknown_member_has_no_link() -> None:
+    link = {"type": "resource_link", "uri": "x:y", "name": "n"}
+    for uri in ("", "x" * 3_000, None):
+        assert "<a" not in render({"content": [{**link, "uri": uri}]})
+    assert "<a" not in "".join(item.html for item in results.items_of([link]))
 
 
 def test_markdown_links_open_in_a_new_tab_without_a_referrer() -> None:
@@ -210,6 +225,41 @@ def test_every_kind_of_error_has_a_hint(kind: str) -> None:
     html = render(status="failed", error_kind=kind, error_message="went wrong")
     assert results.HINTS[kind].split(".")[0].split('"')[0][:40].replace("'", "&#x27;") in html
     assert "went wrong" in html
+
+
+def test_a_failure_is_told_once_and_in_the_words_of_the_tool() -> None:
+    subject = "tool 't' of member 'kitchen': "
+    result = {"content": [{"type": "text", "text": "The cellar is flooded."}], "isError": True}
+    html = render(result, status="failed", error_kind="tool", error_message=f"{subject}The cellar is flooded.")
+    assert html.partition("Whole result")[0].count("The cellar is flooded.") == 1
+    for kind in ("tool", "timeout"):
+        html = render(status="failed", error_kind=kind, error_message=f"{subject}no answer <in> time")
+        assert html.count("no answer &lt;in&gt; time") == 1
+        assert "kitchen" not in html
+
+
+def test_every_mismatch_with_the_output_schema_is_told() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}, "rows": {"type": "array", "items": {"type": "string"}}},
+        "required": ["n", "rows", "more"],
+    }
+    html = render({"content": [], "structuredContent": {"n": "x", "rows": ["a", 5]}}, schema)
+    for error in (
+        "n: &#x27;x&#x27; is not of type",
+        "rows.1: 5 is not of type",
+        "more: &#x27;more&#x27; is a required",
+    ):
+        assert f"<li>{error}" in html
+
+
+def test_a_stored_call_has_the_addresses_of_its_files() -> None:
+    content = [{"type": "image", "data": PNG, "mimeType": "image/png"}, {"type": "text", "text": "x" * 200_000}]
+    html = render({"content": content, "structuredContent": [1]}, pk=7)
+    for part in ("0", "1", "structured", "result"):
+        assert f'href="/admin/roster/call/7/file/{part}/" download' in html
+    assert 'data-show-all="/admin/roster/call/7/file/1/"' in html
+    assert "/file/" not in render({"content": content})
 
 
 def test_there_are_hints_only_for_existing_kinds_of_error() -> None:

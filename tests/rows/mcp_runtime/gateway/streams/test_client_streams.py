@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 import tracemalloc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from django.contrib.auth.models import User
 
 from mcp_runtime.gateway.catalog import Roster
 from mcp_runtime.gateway.streams import client_streams, upstream_listeners
+from mcp_runtime.protocol.errors import TokenError
 from mcp_runtime.security import limits
+from mcp_runtime.security.access import Principal
 from roster.models import GuildMember, Hall, Token, Tool
 from tests.conftest import eventually
 from tests.support.agents import META, GatewayClient, MessageStream, make_token, messages_of
@@ -420,6 +423,72 @@ def test_a_subscription_ends_when_its_token_loses_the_member(world: World) -> No
             return False
 
         eventually(is_closed)
+
+
+def test_a_slow_client_gets_no_notification_after_its_token_is_revoked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.agent().begin().listen() as client_stream:
+        streams, loop = world.gateway._client_streams, world.gateway._loop
+        (stream,) = eventually(lambda: streams._open_streams)
+
+        async def refuse(authorization: bytes | None) -> Principal:
+            raise TokenError("revoked")
+
+        monkeypatch.setattr(streams, "_principal_of", refuse)
+
+        async def revoke() -> None:
+            stream.put(log("not read"))
+            await streams.access_changed()
+            stream.put(log("later"))
+
+        asyncio.run_coroutine_threadsafe(revoke(), loop).result(10)
+        eventually(client_stream.ended.is_set)
+        assert client_stream.all_messages == []
+
+
+def test_rights_that_were_read_before_a_change_do_not_replace_those_after_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.member("open")
+    with world.agent().begin().listen():
+        streams, loop = world.gateway._client_streams, world.gateway._loop
+        (stream,) = eventually(lambda: streams._open_streams)
+        old, new = replace(stream.client.principal), replace(stream.client.principal, name="new")
+
+        async def change_twice() -> None:
+            first, reads = asyncio.Event(), iter((old, new))
+
+            async def read(authorization: bytes | None) -> Principal:
+                principal = next(reads)
+                if principal is old:
+                    await first.wait()
+                return principal
+
+            monkeypatch.setattr(streams, "_principal_of", read)
+            slow = asyncio.ensure_future(streams.access_changed())
+            await asyncio.sleep(0)
+            await streams.access_changed()
+            first.set()
+            await slow
+
+        asyncio.run_coroutine_threadsafe(change_twice(), loop).result(10)
+        assert stream.client.principal is new
+
+
+def test_a_stream_whose_token_is_revoked_while_it_is_opened_is_not_opened(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = world.agent().begin()
+    streams = world.gateway._client_streams
+
+    async def refuse(authorization: bytes | None) -> Principal:
+        raise TokenError("revoked")
+
+    monkeypatch.setattr(streams, "_principal_of", refuse)
+    with agent.http.get(agent.url, headers={"Accept": "text/event-stream"}, stream=True, timeout=10) as response:
+        assert response.status_code == 403
+    assert streams._open_streams == set()
 
 
 def test_a_modern_client_gets_only_the_notifications_that_it_requested(world: World) -> None:

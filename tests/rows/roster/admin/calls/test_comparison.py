@@ -105,3 +105,10 @@ def test_a_comparison_has_a_limited_size(text: str) -> None:
     assert part.is_cut
     assert len(part.lines) <= 2 * comparison.MAX_LINES
     assert sum(len(line.left) for line in part.lines) <= comparison.MAX_CHARACTERS
+
+
+def test_characters_that_would_change_the_order_of_the_text_are_escaped(page: Client, anna: GuildMember) -> None:
+    calls = [add(anna, arguments={"text": f"{text}\u202egnp.exe"}) for text in ("a", "b")]
+    text = html(page.get(f"{LIST}compare/", {"left": calls[0].pk, "right": calls[1].pk}))
+    assert "\u202e" not in text
+    assert "a\\u202egnp.exe" in text

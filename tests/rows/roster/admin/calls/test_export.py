@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from mcp_runtime.control.members import reserve_member
-from roster.admin.calls import export, listing
+from roster import call_export as export
+from roster.admin.calls import listing
+from roster.api.call_export import exports
 from roster.models import GuildMember, Tool
 from tests.support.calls import LIST, add, numbered
 
@@ -39,12 +42,38 @@ def test_the_filtered_list_is_exported_as_csv(page: Client, anna: GuildMember) -
     assert row["finished_at"] == "2026-01-01T00:00:01.500000+00:00"
 
 
-@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum", "\t=1", "\r=1"])
-def test_no_cell_is_a_formula(page: Client, anna: GuildMember, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        *((text, f"'{text}") for text in ("=1+1", "+1", "-1", "@sum", "\t1", "\r1")),
+        ("\t=1", "'\t'=1"),
+        ("\r=1", "'\r'=1"),
+        (" =1", " '=1"),
+        ("a;=1", "a;'=1"),
+        ("a; -1\t@b", "a; '-1\t'@b"),
+        ("a\n+1\r\n=1", "a\n'+1\r\n'=1"),
+        ('a;"=1"', 'a;"\'=1"'),
+        (";;=1", ";;'=1"),
+        *((text, text) for text in ("a=1", "a - b", "a; b=1", "x;y", 'say "=1"')),
+    ],
+)
+def test_no_cell_is_a_formula(page: Client, anna: GuildMember, text: str, cell: str) -> None:
     add(anna, tool_name=text, requester=text, error_message=text, status="failed")
     (row,) = csv.DictReader(io.StringIO(export_text(page, "csv"), newline=""))
     for column in ("tool", "requester", "error_message"):
-        assert row[column] == f"'{text}"
+        assert row[column] == cell
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_no_cell_is_a_formula_whatever_separates_cells(page: Client, anna: GuildMember, separator: str) -> None:
+    """A spreadsheet separates cells as its country does. Blanks and quotes before a formula may be dropped."""
+    gaps = map("".join, product(["", ";", "\t", "\n", ",", '"', " "], repeat=3))
+    error_message = "".join(f"a{gap}{sign}1" for gap in gaps for sign in "=+-@" if set(gap) & {separator, "\n"})
+    add(anna, error_message=f"a, {error_message}", status="failed")
+    lines = io.StringIO(export_text(page, "csv"), newline="")
+    cells = [cell for row in csv.reader(lines, delimiter=separator) for cell in row]
+    assert [cell for cell in cells if cell.lstrip(' "').startswith(("=", "+", "-", "@"))] == []
+    assert len(cells) > 100
 
 
 def test_json_lines_contain_the_arguments_with_masked_secrets(page: Client, anna: GuildMember) -> None:
@@ -71,12 +100,22 @@ def test_an_export_has_all_matches_up_to_its_limit(
     assert exported_ids() == call_ids[::-1][:50]
 
 
+def test_a_search_that_takes_too_long_is_refused_before_the_file_begins(
+    page: Client, anna: GuildMember, too_long_searches: None
+) -> None:
+    add(anna, search_text="plum")
+    response = page.get(reverse("admin:roster_call_export", args=["csv"]), {"q": "plum"})
+    assert response.status_code == 400
+    assert "Use more or longer words" in response.content.decode()
+    assert exports.in_use == 0
+
+
 @pytest.mark.parametrize(("form", "has_arguments"), [("csv", False), ("jsonl", True)])
 def test_an_export_reads_only_its_columns_and_holds_no_connection_between_batches(
     page: Client, anna: GuildMember, monkeypatch: pytest.MonkeyPatch, form: str, has_arguments: bool
 ) -> None:
     returns: list[int] = []
-    monkeypatch.setattr(export, "BATCH_WITH_ARGUMENTS", 5)
+    monkeypatch.setattr(export, "BATCH_WITH_JSON", 5)
     monkeypatch.setattr(export, "give_connection_back", lambda: returns.append(1))
     numbered(anna, 20)
     with CaptureQueriesContext(connection) as queries:
@@ -111,7 +150,7 @@ def test_a_user_with_many_slow_exports_leaves_some_to_others(
     assert export_text(other_client, "csv")
     for response in responses:
         response.close()
-    assert export.exports.in_use == 0
+    assert exports.in_use == 0
 
 
 def test_an_export_needs_the_permission_and_contains_only_visible_calls(client: Client, bob: User, echo: Tool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from html import unescape
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from mcp_runtime.control.members import reserve_member
-from roster.admin.calls import listing, screens
+from roster.admin.calls import lines, list_screen, listing
 from roster.models import Call, GuildMember, Token, Tool
 from tests.support.calls import LIST, add, html, ids, numbered, words
 
@@ -52,11 +53,85 @@ def test_a_call_is_found_by_each_of_its_columns(page: Client, anna: GuildMember,
     assert ids(page, tool_name="reverse", status__exact="succeeded") == []
 
 
+def test_a_row_has_the_error_in_the_tools_own_words(page: Client, anna: GuildMember) -> None:
+    message = "tool 'echo' of member 'anna': the cellar is flooded"
+    add(anna, status="failed", error_kind="tool", error_message=message)
+
+    text = words(page.get(LIST))
+
+    assert "the cellar is flooded" in text
+    assert "of member" not in text
+
+
 @pytest.mark.parametrize("text", ["it broke", "BROKE", "code 42%"])
 def test_a_call_is_found_by_the_text_of_its_error(page: Client, anna: GuildMember, text: str) -> None:
     add(anna)
     call = add(anna, status="failed", error_kind="tool", error_message="it broke with code 42%")
     assert ids(page, q=text) == [call.pk]
+
+
+def test_a_call_is_found_by_words_of_its_arguments_and_result(page: Client, anna: GuildMember) -> None:
+    call = add(anna, search_text="invoice 4711 paid")
+    other_call = add(anna, tool_name="invoices")
+    assert ids(page, q="4711 invo") == [call.pk]
+    assert ids(page, q="invoice") == [other_call.pk, call.pk]
+    assert ids(page, q="invoice", status__exact="failed") == []
+
+
+def test_a_search_that_takes_too_long_says_so(page: Client, anna: GuildMember, too_long_searches: None) -> None:
+    add(anna, search_text="same")
+    assert "Use more or longer words" in words(page.get(LIST, {"q": "same"}))
+
+
+def test_a_search_says_from_when_on_it_finds_words(page: Client, anna: GuildMember) -> None:
+    add(anna)
+    assert "searched of calls that ended after" not in words(page.get(LIST, {"q": "x"}))
+    add(anna, queued_at=datetime(2020, 5, 1, tzinfo=UTC))
+    Call.objects.filter(queued_at__gt=datetime(2021, 1, 1, tzinfo=UTC)).delete()
+    assert "searched of calls that ended after" in words(page.get(LIST, {"q": "x"}))
+    assert "searched of calls that ended after" not in words(page.get(LIST))
+
+
+# A line -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_has_the_arguments_the_time_and_a_link_to_the_tool(page: Client, anna: GuildMember, echo: Tool) -> None:
+    add(anna, arguments={"text": "grüezi", "n": 3}, queued_at=datetime(2020, 5, 1, 12, 30, 5, tzinfo=UTC))
+    add(anna, tool_name="gone", arguments={})
+    response = page.get(LIST)
+    assert '"text": "grüezi"' in unescape(html(response))
+    assert '"n": 3' in unescape(html(response))
+    assert "2020-05-01 12:30:05" in words(response)
+    assert [row.tool_page for row in response.context["rows"]] == [None, echo.pk]
+    assert f'<a href="/admin/roster/tool/{echo.pk}/change/">echo</a>' in html(response)
+
+
+def test_a_user_who_may_not_see_tools_gets_no_link(client: Client, bob: User, echo: Tool) -> None:
+    add(echo.member)
+    assert [row.tool_page for row in client.get(LIST).context["rows"]] == [None]
+
+
+def test_hostile_arguments_in_a_line_are_harmless(page: Client, anna: GuildMember) -> None:
+    add(anna, arguments={"text": f"{EVIL}\u202egnp.exe\x7f"})
+    text = html(page.get(LIST))
+    assert EVIL not in text
+    assert "\u202e" not in text
+    assert "\\u202egnp.exe\\u007f" in text
+
+
+def test_long_arguments_are_cut(page: Client, anna: GuildMember) -> None:
+    add(anna, arguments={"text": "x" * 1_000_000})
+    add(anna, arguments={"text": "y" * 250})
+    lengths = [len(row.arguments) for row in page.get(LIST).context["rows"]]
+    assert lengths == [lines.MAX_ARGUMENTS] * 2
+
+
+def test_secrets_of_a_call_in_progress_are_not_in_its_line(page: Client, anna: GuildMember) -> None:
+    add(anna, status="running", arguments={"key": "sesame"}, secret_paths=[["key"]])
+    add(anna, arguments={"key": "********"}, secret_paths=[["key"]])
+    response = page.get(LIST)
+    assert "sesame" not in html(response)
+    assert [row.arguments for row in response.context["rows"]] == ['"key": "********"', lines.HIDDEN]
 
 
 def test_percent_signs_and_underscores_are_no_wildcards(page: Client, anna: GuildMember) -> None:
@@ -277,11 +352,11 @@ def test_old_calls_leave_the_list_of_the_last_minutes_without_a_new_call(
     page: Client, anna: GuildMember, monkeypatch: pytest.MonkeyPatch, query: dict[str, str], status: int
 ) -> None:
     add(anna)
-    monkeypatch.setattr(screens, "time", SimpleNamespace(time=lambda: 1000.0))
+    monkeypatch.setattr(list_screen, "time", SimpleNamespace(time=lambda: 1000.0))
     address, etag = live_part_of(page.get(LIST, query))
     headers = {"X-Live": "part", "If-None-Match": etag}
     assert page.get(address, headers=headers).status_code == 304
-    monkeypatch.setattr(screens, "time", SimpleNamespace(time=lambda: 1000.0 + screens.AGING_SECONDS))
+    monkeypatch.setattr(list_screen, "time", SimpleNamespace(time=lambda: 1000.0 + list_screen.AGING_SECONDS))
     assert page.get(address, headers=headers).status_code == status
 
 

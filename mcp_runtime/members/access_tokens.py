@@ -1,0 +1,241 @@
+"""The access token of one connected member behind OAuth: it is renewed early, or when the member refuses it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from mcp_runtime.client.bearer import Bearer
+from mcp_runtime.client.outside import Guard
+from mcp_runtime.members import credentials
+from mcp_runtime.members.credentials import Held, Holder
+from mcp_runtime.members.manifest.declaration import Manifest
+from mcp_runtime.members.unattended import Proofs, Unattended
+from mcp_runtime.oauth import challenges, discovery
+from mcp_runtime.oauth.challenges import Challenge
+from mcp_runtime.protocol.errors import (
+    AssertionRefusedError,
+    ChallengeError,
+    GrantOverError,
+    HttpStatusError,
+    OAuthError,
+    SecretError,
+    ServerAwayError,
+    SignInNeededError,
+)
+from mcp_runtime.rows import clock
+from mcp_runtime.rows.database import unit_of_work
+
+logger = logging.getLogger("guildhall.runtime")
+
+# A server that refuses a token which is this new will refuse the next one too.
+NEW_SECONDS = 10.0
+HOW = "sign in on its page in the admin, or with guildhall sign_in"
+
+
+class AccessToken(Bearer):
+    """The token that the hall sends to the member with this manifest.
+
+    `own` is how the hall gets tokens without a sign-in of a person, if it does. `on_over(token, reason)` is called
+    when a person must sign in again. `own_page` is the address where the user signs in, for the token of one user.
+    """
+
+    def __init__(
+        self,
+        member_id: int,
+        manifest: Manifest,
+        *,
+        plain_http_hosts: Collection[str],
+        own: Unattended | None = None,
+        on_over: Callable[[AccessToken, str], None] = lambda token, reason: None,
+        holder: Holder = credentials.EVERYBODY,
+        own_page: str = "",
+    ) -> None:
+        super().__init__()
+        self._member_id = member_id
+        self._manifest = manifest
+        self._plain_http_hosts = plain_http_hosts
+        self._own = own
+        self._proofs = Proofs()
+        self._reason = ""  # why there is no token from `own`
+        self._needs_login = False  # whether a login of the user would end this reason
+        self._on_over = on_over
+        self._holder = holder
+        self._own_page = own_page
+        self._row_id = 0
+        self._lock = threading.Lock()
+        self._version = 0
+        self._renew_at: float | None = None  # by the monotonic clock
+        self._renewed_at: float | None = None  # by the monotonic clock, when the member refused the one before
+        self._last = ""  # the token before this one. Requests with it may still run
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return tuple(secret for secret in (self.token, self._last, *self._proofs.secrets) if secret)
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether the hall signs in as itself, so that nobody is asked."""
+        return self._own is not None
+
+    @property
+    def comes_from_login(self) -> bool:
+        """Whether the login of one user at single sign-on gives the token, so that there is one when it is needed."""
+        return self._is_own and self._holder.is_user
+
+    # Before the connection ----------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Take the token from the row, and renew it if its end is near. Raises OAuthError, KeyFileError."""
+        row = credentials.row_of(self._member_id, self._manifest.url, self._holder)
+        if row is None or not row.has_tokens:
+            self._version = row.version if row else 0  # a sign-in of a person may have ended before
+            return
+        self._take(credentials.read(row))
+        if not self.is_due:
+            return
+        try:
+            self._renew(self.token, Challenge())
+        except GrantOverError:
+            self.token = ""  # the member says what it needs, and a person signs in again
+        except OAuthError:
+            if row.expires_at is None or row.expires_at <= clock.now():
+                raise
+
+    def look(self) -> None:
+        """Let the token be that of the row as it is now, so that a sign-out ends it at once. Raises KeyFileError."""
+        row = credentials.row_of(self._member_id, self._manifest.url, self._holder)
+        if row is None or not row.has_tokens:
+            self._last, self.token = self.token or self._last, ""
+            self._version = row.version if row else 0
+        elif row.pk != self._row_id or row.version > self._version or not self.token:
+            self._row_id = row.pk  # another row may have the same version, after a sign-out
+            self._take(credentials.read(row))
+
+    def need(self) -> SignInNeededError:
+        """Why a request cannot be sent while there is no token."""
+        if self._is_own:
+            page = self._own_page if self._needs_login else ""
+            return SignInNeededError(f"has no account for you now: {self._reason}", page=page)
+        return SignInNeededError(self._sentence(), page=self._own_page)
+
+    def needs(self, error: ChallengeError) -> SignInNeededError | None:
+        """Why a person must sign in, if the refusal of the member means that. Asks the member for its metadata."""
+        challenge = challenges.read(error.challenge)
+        is_refused = error.status == 401 or challenge.asks_for_more
+        if self._is_own or not is_refused or not discovery.is_protected(self._manifest.url, challenge, self._guard()):
+            return None
+        unit_of_work(lambda: self._note(challenge))
+        return SignInNeededError(self._sentence(challenge.scopes), challenge.scopes)
+
+    # While it is connected ----------------------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the end of the token is near, or the login of a user gives one first."""
+        if self.comes_from_login and not self.token:
+            return True
+        return self._renew_at is not None and time.monotonic() >= self._renew_at
+
+    def renew_early(self) -> None:
+        """Renew the token before its end. While the authorization server is away, the old one goes on."""
+        try:
+            self._renew(self.token, Challenge())
+        except GrantOverError as error:
+            self._over(str(error))
+        except (OAuthError, SecretError) as error:
+            self._renew_at = time.monotonic() + 1.0  # the row says when the next try is due
+            self._note_reason(error)
+            logger.debug("a token could not be renewed: %s", error)
+
+    def renew(self, used: str, error: ChallengeError) -> bool:
+        challenge = challenges.read(error.challenge)
+        if error.status == 403:
+            return self._ask_for_more(challenge)
+        if not self.token and not self._is_own:
+            return False
+        is_new = self._renewed_at is not None and time.monotonic() < self._renewed_at + NEW_SECONDS
+        if is_new and used == self.token and not self.is_due:
+            return False
+        try:
+            self._renew(used, challenge)
+        except GrantOverError as over:
+            raise self._over(str(over), challenge) from over
+        except OAuthError as refusal:
+            if not self._is_own and not isinstance(refusal, ServerAwayError):
+                text = f"its token cannot be renewed: {refusal}"
+                raise ChallengeError(401, text, error.challenge) from refusal
+            reason = self._note_reason(refusal)
+            raise (self.need() if self._needs_login else self._not_now(reason)) from refusal
+        except SecretError as away:
+            raise self._not_now(self._note_reason(away)) from away
+        if used:
+            self._renewed_at = time.monotonic()
+        return True
+
+    def _note_reason(self, error: Exception) -> str:
+        """The reason for people. That of the last try stays while the next one waits."""
+        if not self._reason or not isinstance(error, ServerAwayError):
+            self._reason = str(error)
+            needs_login = isinstance(error, AssertionRefusedError) and error.needs_login
+            self._needs_login = self.comes_from_login and needs_login
+        return self._reason
+
+    @staticmethod
+    def _not_now(reason: str) -> HttpStatusError:
+        """Not a challenge, because a sign-in of a person would not help."""
+        return HttpStatusError(401, f"its token cannot be renewed now: {reason}")
+
+    def _ask_for_more(self, challenge: Challenge) -> bool:
+        """Note the scopes that a call needs. Raises SignInNeededError."""
+        if self._is_own or not challenge.asks_for_more or not self.token:
+            return False
+        if not unit_of_work(lambda: credentials.note_step_up(self._member_id, challenge.scopes, self._holder)):
+            return False
+        raise SignInNeededError(self._sentence(challenge.scopes, is_more=True), challenge.scopes, self._own_page)
+
+    def _over(self, reason: str, challenge: Challenge | None = None) -> SignInNeededError:
+        if challenge is not None and challenge.is_bearer:
+            unit_of_work(lambda: self._note(challenge))
+        sentence = f"{self._sentence()} ({reason})"
+        self._last, self.token = self.token or self._last, ""
+        self._on_over(self, sentence)
+        return SignInNeededError(sentence, page=self._own_page)
+
+    def _renew(self, used: str, challenge: Challenge) -> None:
+        """Let the token be another one than `used`. Threads of this process wait for the first of them."""
+        with self._lock:
+            if self.token != used:
+                return
+            self._take(unit_of_work(lambda: self._renewed(challenge)))
+
+    def _renewed(self, challenge: Challenge) -> Held:
+        guard = self._guard()
+        if self._own is not None:
+            proofs = self._own.read_proofs()
+            if proofs != self._proofs:
+                self._proofs, self._reason = proofs, ""  # which was about other proofs
+            ask = self._own.ask(proofs, self._note(challenge), guard)
+        else:
+            ask = credentials.refresh_of(guard)
+        return credentials.renew(self._member_id, self._manifest.url, self._version, ask, self._holder)
+
+    def _note(self, challenge: Challenge) -> Challenge:
+        return credentials.note_challenge(self._member_id, self._manifest.url, challenge, self._holder)
+
+    def _take(self, held: Held) -> None:
+        self._last = self.token or self._last  # first, so that errors never show a token that was sent
+        self._version, self.token, self._renew_at, self._reason = held.version, held.access, None, ""
+        if held.expires_at is not None and (held.refresh or self._is_own):
+            left = (held.expires_at - clock.now()).total_seconds()
+            self._renew_at = time.monotonic() + left - min(credentials.EARLY_SECONDS, max(left, 0.0) / 2)
+
+    def _guard(self) -> Guard:
+        return Guard.near(self._manifest.url, self._plain_http_hosts)
+
+    def _sentence(self, scopes: Collection[str] = (), *, is_more: bool = False) -> str:
+        more = f" for more scopes ({' '.join(scopes)[:300]})" if is_more and scopes else ""
+        own = f"each user signs in there alone. Sign in for yourself at {self._own_page}" if self._own_page else HOW
+        return f"needs a sign-in{more}: {own}"

@@ -1,0 +1,138 @@
+"""How the hall gets tokens for a member without a person who signs in at the authorization server of the member.
+
+client_credentials   with the client id of the hall there, and its proof
+workload_identity    with a signed statement about the hall, which its platform gave (RFC 7523)
+enterprise_managed   with a statement of the company's identity provider (ID-JAG), in exchange for an ID token
+
+The ID token is that of a service, which the manifest names, or that of the user's login at single sign-on. That of a
+user is sent to the provider of single sign-on alone, whatever a manifest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from django.conf import settings
+
+from mcp_runtime.client.outside import Guard, Place
+from mcp_runtime.members import kept_id_tokens
+from mcp_runtime.members.credentials import Ask, Held, require_issuer
+from mcp_runtime.members.manifest.declaration import Manifest, OAuth
+from mcp_runtime.oauth import clients, discovery, grants, identity_assertions
+from mcp_runtime.oauth.challenges import Challenge
+from mcp_runtime.oauth.clients import OAuthClient
+from mcp_runtime.oauth.discovery import AuthorizationServer
+from mcp_runtime.oauth.grants import Tokens
+from mcp_runtime.protocol.errors import AssertionRefusedError, OAuthError
+from mcp_runtime.secrets import references
+
+
+@dataclass(frozen=True)
+class Proofs:
+    """The values of the references of `oauth` at this moment, and what the identity provider is asked with."""
+
+    values: dict[str, str] = field(default_factory=dict, repr=False)
+    issuer: str = ""  # of the ID token
+    client_id: str = ""  # of the hall at the identity provider
+    client_secret: str = field(default="", repr=False)
+    id_token: str = field(default="", repr=False)
+    is_of_user: bool = False
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return tuple(value for value in (*self.values.values(), self.id_token) if value)
+
+
+@dataclass(frozen=True)
+class Unattended:
+    """The way for one member, or for one user of it.
+
+    `read_proofs` reads the references of the manifest each time, because files change.
+    """
+
+    url: str
+    oauth: OAuth
+    read_proofs: Callable[[], Proofs]
+    plain_http_hosts: Collection[str] = ()
+
+    def ask(self, proofs: Proofs, challenge: Challenge, guard: Guard) -> Ask:
+        """Ask for tokens with these proofs, which were read before, because a request may take long."""
+        return partial(self._tokens, proofs, challenge, guard)
+
+    def _tokens(
+        self, proofs: Proofs, challenge: Challenge, guard: Guard, held: Held
+    ) -> tuple[AuthorizationServer, OAuthClient, Tokens]:
+        oauth = self.oauth
+        known = held.server if held.server and oauth.issuer in ("", held.server.issuer) else None
+        server = known or discovery.discover(self.url, challenge, guard, needs_person=False)
+        require_issuer(server, oauth.issuer, held)
+        known_as = clients.with_key if oauth.private_key else clients.known
+        secret = proofs.values.get("private_key") or proofs.values.get("client_secret", "")
+        client = known_as(oauth.client_id, secret, server, "manifest")
+        scopes = grants.wanted_scopes(replace(server, offers_offline=False), challenge, oauth.scopes)
+        if oauth.grant == "client_credentials":
+            return server, client, grants.of_client(server, client, scopes, guard)
+        if oauth.grant == "workload_identity":
+            assertion = proofs.values["assertion"]
+            identity_assertions.require_usable(assertion, server)
+        else:
+            assertion = self._exchanged(proofs, server, scopes)
+        return server, client, grants.of_assertion(server, client, assertion, scopes, guard)
+
+    def _exchanged(self, proofs: Proofs, server: AuthorizationServer, scopes: tuple[str, ...]) -> str:
+        # The manifest or the settings name the provider, which may be in the network of the company.
+        guard = Guard((Place.PUBLIC, Place.PRIVATE), proofs.issuer, self.plain_http_hosts)
+        try:
+            provider = discovery.identity_provider(proofs.issuer, server.resource, guard)
+            client = clients.known(proofs.client_id, proofs.client_secret, provider, "manifest")
+            return identity_assertions.exchange(
+                provider, client, proofs.id_token, server, scopes, guard, is_of_user=proofs.is_of_user
+            )
+        except AssertionRefusedError:
+            raise
+        except OAuthError as error:
+            raise type(error)(f"the identity provider gave no assertion: {error}") from error
+
+
+def of_member(manifest: Manifest, sources: references.Sources, plain_http_hosts: Collection[str]) -> Unattended | None:
+    """The way for the member itself, which is that of its lists if each user has an own one.
+
+    None if a person signs in. Raises SecretError if a reference cannot be read.
+    """
+    oauth = manifest.oauth
+    if oauth.grant == "authorization_code" or (oauth.credentials == "user" and not oauth.subject_token):
+        return None
+    read_proofs = partial(_proofs_of_member, oauth, sources)
+    read_proofs()
+    return Unattended(manifest.url, oauth, read_proofs, plain_http_hosts)
+
+
+def of_user(
+    manifest: Manifest, sources: references.Sources, plain_http_hosts: Collection[str], user_id: int
+) -> Unattended | None:
+    """The way for one user. None if each user signs in at the authorization server of the member."""
+    oauth = manifest.oauth
+    if oauth.grant != "enterprise_managed":
+        return None
+    return Unattended(manifest.url, oauth, partial(_proofs_of_user, oauth, sources, user_id), plain_http_hosts)
+
+
+def _proofs_of_member(oauth: OAuth, sources: references.Sources) -> Proofs:
+    values = _values(oauth, sources, references.OF_OAUTH)
+    secret, id_token = values.get("idp_client_secret", ""), values.get("subject_token", "")
+    return Proofs(values, oauth.idp_issuer, oauth.idp_client_id, secret, id_token)
+
+
+def _proofs_of_user(oauth: OAuth, sources: references.Sources, user_id: int) -> Proofs:
+    """Raises AssertionRefusedError if the user must log in at single sign-on first."""
+    issuer, id_token = kept_id_tokens.of_user(user_id)
+    values = _values(oauth, sources, ("client_secret", "private_key"))
+    client_id, secret = settings.GUILD_HALL_OIDC_CLIENT_ID, settings.GUILD_HALL_OIDC_CLIENT_SECRET
+    return Proofs(values, issuer, client_id, secret, id_token, is_of_user=True)
+
+
+def _values(oauth: OAuth, sources: references.Sources, names: Collection[str]) -> dict[str, str]:
+    named = {name: getattr(oauth, name) for name in names if getattr(oauth, name)}
+    return dict(references.resolve(named, sources, "oauth").values)

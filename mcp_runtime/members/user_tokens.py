@@ -1,0 +1,119 @@
+"""Access tokens of users, for a member where each user has an own sign-in: one token and one client for each user.
+
+Nothing here falls back to the token of anybody else. Who has none gets SignInNeededError, which says where to sign in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mcp_runtime.client.client import INITIALIZE_TIMEOUT, JsonRpcClient
+from mcp_runtime.client.exchanges import Exchange
+from mcp_runtime.members.access_tokens import AccessToken
+from mcp_runtime.protocol.errors import (
+    ClientError,
+    HttpStatusError,
+    RequestTimeoutError,
+    SecretError,
+    SignInNeededError,
+)
+from mcp_runtime.rows.database import unit_of_work
+
+MAX_USERS = 1_000  # whose tokens and clients are kept for one member. The rows have all of them
+NO_USER = "each user signs in there alone, and this request is of no user; call it as a user, such as with a token"
+
+
+@dataclass(eq=False)
+class _Entry:
+    token: AccessToken
+    client: JsonRpcClient
+    is_connected: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of the handshake
+
+
+class UserTokens:
+    """The tokens and the clients of users for one connection to a member. Thread-safe.
+
+    `new_token(user_id)` and `new_client(token)` create what one user has.
+    """
+
+    def __init__(
+        self, new_token: Callable[[int], AccessToken], new_client: Callable[[AccessToken], JsonRpcClient]
+    ) -> None:
+        self._new_token = new_token
+        self._new_client = new_client
+        self._entries: OrderedDict[int, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        with self._lock:
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            entry.client.close()
+
+    def look(self, user_id: int | None) -> AccessToken:
+        """The token of this user as the row has it now. It may be due. Raises SignInNeededError, HttpStatusError.
+
+        It reads the row each time, so that a sign-out and the end of an account have an effect at once on all nodes.
+        """
+        return self._look(self._entry(user_id))
+
+    @staticmethod
+    def renewed_early(token: AccessToken) -> AccessToken:
+        """The token after an attempt to renew it. Raises SignInNeededError if it is over."""
+        if token.is_due:  # another thread may have been faster
+            token.renew_early()
+        if not token.token:
+            raise token.need()
+        return token
+
+    def client(self, user_id: int | None) -> JsonRpcClient:
+        """The client of this user, connected or not. Raises SignInNeededError for no user."""
+        return self._entry(user_id).client
+
+    def connected_client(self, user_id: int | None, timeout: float, exchange: Exchange, version: str) -> JsonRpcClient:
+        """The client of this user, with the user's token and after a handshake of its own. Raises ClientError."""
+        entry = self._entry(user_id)
+        if self._look(entry).is_due:
+            self.renewed_early(entry.token)
+        seconds = min(timeout, INITIALIZE_TIMEOUT)
+        if not entry.lock.acquire(timeout=seconds):
+            raise RequestTimeoutError(seconds)
+        try:
+            if not entry.is_connected:
+                entry.client.connect(seconds, exchange, version=version)
+                entry.is_connected = True
+        except ClientError as error:
+            error.was_sent = False  # of the call itself
+            raise
+        finally:
+            entry.lock.release()
+        exchange.is_sent = False
+        return entry.client
+
+    @staticmethod
+    def _look(entry: _Entry) -> AccessToken:
+        try:
+            unit_of_work(entry.token.look)
+        except SecretError as error:
+            raise HttpStatusError(401, f"the user's token cannot be read: {error}") from error
+        if not entry.token.token and not entry.token.comes_from_login:
+            raise entry.token.need()
+        return entry.token
+
+    def _entry(self, user_id: int | None) -> _Entry:
+        if user_id is None:
+            raise SignInNeededError(NO_USER)
+        with self._lock:
+            entry = self._entries.get(user_id)
+            if entry is None:
+                token = self._new_token(user_id)
+                entry = self._entries[user_id] = _Entry(token, self._new_client(token))
+                while len(self._entries) > MAX_USERS:
+                    self._entries.popitem(last=False)[1].client.close()
+            self._entries.move_to_end(user_id)
+            return entry

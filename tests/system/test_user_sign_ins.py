@@ -1,0 +1,264 @@
+"""A member where each user has an own sign-in, in a real hall. The member says which token it saw."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+
+from mcp_runtime.calls.transitions import Requester
+from mcp_runtime.control import sign_ins
+from mcp_runtime.control.calls import queue_call
+from mcp_runtime.protocol.errors import RequestRefusedError
+from mcp_runtime.rows.database import short_transaction
+from roster.models import Call, UserSignIn
+from tests.conftest import eventually
+from tests.support.agents import META, GatewayClient, make_token
+from tests.support.api import client_of as rest_client_of
+from tests.support.hall import Hall, call, member, wait_for_status
+from tests.support.leaks import tables
+from tests.support.oauth_server import OAuthWorld, hash_of, oauth_world
+
+CALLS = 100
+TOOL = "vault__look"
+
+
+@pytest.fixture(params=["with sessions", "without sessions"])
+def world(request: pytest.FixtureRequest) -> Iterator[OAuthWorld]:
+    with oauth_world(echoes=True, has_sessions=request.param == "with sessions") as world:
+        yield world
+
+
+@pytest.fixture
+def users(hall: Hall, world: OAuthWorld, settings: Any) -> dict[str, User]:
+    """Anna and Bert, who signed in alone, and Carl, who did not. Olga signed the member in for the lists."""
+    settings.GUILD_HALL_SECRETS_KEY_FILE = hall.data_dir / "secrets-key"
+    folder = hall.members_dir / "vault"
+    folder.mkdir(parents=True)
+    manifest = {"name": "vault", "version": "1.0.0", "transport": "http", "url": world.url}
+    manifest |= {"oauth": {"credentials": "user"}, "max_concurrency": 8}
+    (folder / "guild-member.json").write_text(json.dumps(manifest))
+    hall.start()
+    assert wait_for_status(hall, "vault", "error").needs_sign_in
+    users = {name: User.objects.create_superuser(name) for name in ("olga", "anna", "bert", "carl")}
+    sign_in(hall, world, users["olga"], own=False)
+    wait_for_status(hall, "vault", "connected")
+    for name in ("anna", "bert"):
+        sign_in(hall, world, users[name], own=True)
+    return users
+
+
+def sign_in(hall: Hall, world: OAuthWorld, user: User, *, own: bool) -> None:
+    world.account = "lists" if not own else user.username
+    begun = sign_ins.begin(member("vault"), user, web=hall.url, own=own)
+    sign_ins.finish(world.approve(begun.address), user, "")
+
+
+def client_of(hall: Hall, user: User) -> GatewayClient:
+    client = GatewayClient(hall, make_token(user)).begin()
+    eventually(lambda: TOOL in client.tools(), within=20)
+    return client
+
+
+def queued(user: User | None) -> Call:
+    source = Call.Source.REST if user else Call.Source.COMMAND
+    return queue_call("vault", "look", {}, requester=Requester(source, user))[0]
+
+
+def ended(row: Call) -> Call:
+    eventually(lambda: Call.objects.filter(pk=row.pk, status__in=("succeeded", "failed")).exists(), within=60)
+    row.refresh_from_db()
+    return row
+
+
+def test_every_way_to_a_member_has_the_token_of_the_user_who_asks_and_no_other(
+    hall: Hall, world: OAuthWorld, users: dict[str, User]
+) -> None:
+    clients = {name: client_of(hall, users[name]) for name in ("anna", "bert")}
+
+    def use(name: str) -> set[str]:
+        client = clients[name]
+        seen = [client.text(TOOL)]
+        eventually(lambda: client.ask("prompts/list")["result"]["prompts"], within=20)
+        got = client.ask("prompts/get", name="vault__ask")
+        assert "result" in got, (got, hall.output())
+        seen.append(got["result"]["messages"][0]["content"]["text"])
+        uri = client.ask("resources/list")["result"]["resources"][0]["uri"]
+        seen.append(client.ask("resources/read", uri=uri)["result"]["contents"][0]["text"])
+        reference = {"type": "ref/prompt", "name": "vault__ask"}
+        argument = {"name": "x", "value": "y"}
+        seen += client.ask("completion/complete", ref=reference, argument=argument)["result"]["completion"]["values"]
+        assert "error" not in client.ask("resources/subscribe", uri=uri)
+        row = ended(queued(users[name]))
+        assert row.status == "succeeded", (row.error_message, hall.output())
+        assert row.requested_by_id == users[name].pk
+        return {world.accounts[each] for each in [*seen, row.result["content"][0]["text"]]}
+
+    with ThreadPoolExecutor(8) as pool:
+        results = [(name, pool.submit(use, name)) for _ in range(5) for name in clients]
+        assert all(result.result() == {name} for name, result in results), hall.output()
+    by_method = {method: {world.account_of(each) for each in seen} for method, seen in world.hashes_by_method().items()}
+    for method in ("tools/call", "prompts/get", "resources/read", "completion/complete"):
+        assert by_method[method] == {"anna", "bert"}, method
+    assert by_method["tools/list"] >= {"lists"}
+    assert world.mixed_up() == []
+
+
+def test_who_did_not_sign_in_is_told_where_and_the_member_gets_nothing(
+    hall: Hall, world: OAuthWorld, users: dict[str, User]
+) -> None:
+    carl = client_of(hall, users["carl"])
+    before = len([each for each in world.seen if b"tools/call" in each.body])
+    error = carl.call(TOOL)["error"]["message"]
+    page = f"/members/{member('vault').pk}/own-sign-in/"
+    assert "needs a sign-in: each user signs in there alone" in error
+    assert page in error
+    able = GatewayClient(hall, make_token(users["carl"])).begin("2025-11-25", elicitation={"url": {}})
+    asked = able.call(TOOL)["error"]
+    assert (asked["code"], asked["data"]["kind"], asked["data"]["sent"]) == (-32042, "unavailable", False)
+    (elicitation,) = asked["data"]["elicitations"]
+    assert (elicitation["mode"], elicitation["url"].endswith(page)) == ("url", True)
+    assert world.base not in str(asked)  # the authorization server is not opened directly
+    for version, capabilities in (("2025-11-25", {"elicitation": {}}), ("2025-06-18", {"elicitation": {"url": {}}})):
+        unable = GatewayClient(hall, make_token(users["carl"])).begin(version, **capabilities)
+        assert unable.call(TOOL)["error"]["code"] == -32603
+    failed = ended(queued(users["carl"]))
+    assert (failed.status, failed.error_kind) == ("failed", "unavailable")
+    assert page in failed.error_message
+    of_operator = call("vault", "look")
+    assert "this request is of no user" in of_operator.error_message
+    assert len([each for each in world.seen if b"tools/call" in each.body]) == before
+    assert member("vault").status == "connected"
+    assert not member("vault").needs_sign_in
+
+
+@pytest.mark.parametrize(
+    ("method", "params"),
+    [("tools/call", {"name": TOOL, "arguments": {}}), ("prompts/get", {"name": "vault__ask"}), ("resources/read", {})],
+)
+def test_a_modern_client_is_asked_to_open_the_page_and_its_second_request_goes_to_the_member(
+    hall: Hall, world: OAuthWorld, users: dict[str, User], method: str, params: dict[str, Any]
+) -> None:
+    listing = client_of(hall, users["carl"])
+    resources = eventually(lambda: listing.ask("resources/list")["result"]["resources"], within=20)
+    params = params or {"uri": resources[0]["uri"]}
+    client = GatewayClient(hall, make_token(users["carl"]))
+    able = {"meta": {f"{META}clientCapabilities": {"elicitation": {"url": {}}}}}
+
+    def ask(action: str = "", **more: Any) -> dict[str, Any]:
+        answers = {"inputResponses": {"guildhall-sign-in": {"action": action}}} if action else {}
+        response = client.modern(method, **params, **answers, **more)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def sent() -> list[bytes]:
+        return [each.body for each in world.seen if method.encode() in each.body]
+
+    refusal = ask()["error"]  # it cannot open pages
+    assert (refusal["code"], refusal["data"]["kind"], refusal["data"]["sent"]) == (-32603, "unavailable", False)
+    result = ask(**able)["result"]
+    assert result.keys() == {"resultType", "inputRequests"}
+    assert result["resultType"] == "input_required"
+    question = result["inputRequests"]["guildhall-sign-in"]
+    page = f"/members/{member('vault').pk}/own-sign-in/"
+    assert (question["method"], question["params"]["mode"]) == ("elicitation/create", "url")
+    assert question["params"]["url"].endswith(page)
+    assert ask("accept", **able)["result"] == result  # the person opened the page, and has not finished
+    assert page in ask("decline", **able)["error"]["message"]
+    assert "requestState is unknown" in ask(requestState="of-somebody", **able)["error"]["message"]
+    assert sent() == []
+    sign_in(hall, world, users["carl"], own=True)
+    answer = ask("accept", **able)["result"]
+    assert answer["resultType"] == "complete"
+    (body,) = sent()
+    assert b"inputResponses" not in body
+
+
+def test_a_hundred_calls_of_one_user_at_the_end_of_the_token_cause_one_refresh(
+    hall: Hall, world: OAuthWorld, users: dict[str, User]
+) -> None:
+    clients = [client_of(hall, users["anna"]) for _ in range(10)]
+    world.token_delay = 0.5
+    world.expire()
+    listed = world.refreshes
+    queue = [queued(users["anna"]) for _ in range(CALLS // 2)]
+    with ThreadPoolExecutor(10) as pool:
+        texts = list(pool.map(lambda number: clients[number % 10].text(TOOL), range(CALLS // 2)))
+    assert {world.accounts[text] for text in texts} == {"anna"}
+    assert [ended(row).status for row in queue] == ["succeeded"] * len(queue), hall.output()
+    of_anna = [each for each in world.seen if each.path == "/token" and _account(world, each.form) == "anna"]
+    assert (len(of_anna), world.reuses) == (1, 0), listed
+    secrets = [*world.access, *world.refresh, *world.used_refresh]
+    written = "\n".join([str(tables()), hall.output()])
+    assert [secret for secret in secrets if secret in written] == []
+
+
+def _account(world: OAuthWorld, form: dict[str, str]) -> str:
+    return world.account_of(hash_of(form.get("refresh_token", "")))
+
+
+def test_the_end_of_one_users_sign_in_changes_nothing_for_others(
+    hall: Hall, world: OAuthWorld, users: dict[str, User]
+) -> None:
+    anna, bert = client_of(hall, users["anna"]), client_of(hall, users["bert"])
+    assert world.accounts[anna.text(TOOL)] == "anna"
+    for token in [each for each in world.access if world.account_of(hash_of(each)) == "anna"]:
+        del world.access[token]
+    for token in [each for each in world.refresh if world.account_of(hash_of(each)) == "anna"]:
+        del world.refresh[token]
+    assert "own-sign-in" in anna.call(TOOL)["error"]["message"]
+    assert "own-sign-in" in ended(queued(users["anna"])).error_message
+    assert world.accounts[bert.text(TOOL)] == "bert"
+    assert (member("vault").status, member("vault").needs_sign_in) == ("connected", False)
+    sign_in(hall, world, users["anna"], own=True)
+    assert world.accounts[anna.text(TOOL)] == "anna"
+    sign_ins.sign_out(member("vault"), users["anna"])
+    assert "own-sign-in" in anna.call(TOOL)["error"]["message"]  # at once
+    users["bert"].is_active = False
+    users["bert"].save()
+    refreshes = world.refreshes
+    eventually(lambda: bert.send("tools/call", name=TOOL, arguments={}).status_code == 401, within=10)
+    assert ended(queued_of_inactive(users["bert"])).status == "failed"
+    assert world.refreshes == refreshes
+
+
+def queued_of_inactive(user: User) -> Call:
+    """A call that was queued while the user was active, and could not begin before the user was not."""
+    with short_transaction():
+        User.objects.filter(pk=user.pk).update(is_active=True)
+        row = queued(User.objects.get(pk=user.pk))
+        User.objects.filter(pk=user.pk).update(is_active=False)
+    return row
+
+
+def test_over_rest_each_user_sees_and_ends_only_the_own_sign_in(world: OAuthWorld, users: dict[str, User]) -> None:
+    clients = {name: rest_client_of(user) for name, user in users.items()}
+    own = "/api/members/vault/own-sign-in/"
+    assert {name: client.get(own).json()["state"] for name, client in clients.items()} == {
+        "anna": "signed in",
+        "bert": "signed in",
+        "carl": "needed",
+        "olga": "needed",  # although she signed the member in for its lists
+    }
+    world.account = "carl"
+    answer = world.approve(clients["carl"].post(own).json()["address"])
+    with pytest.raises(RequestRefusedError, match="is over"):
+        sign_ins.finish(answer, users["anna"], "")  # another user opens the address
+    sign_ins.finish(answer, users["carl"], "")
+    with pytest.raises(RequestRefusedError, match="is over"):
+        sign_ins.finish(answer, users["carl"], "")  # a second time
+    assert clients["anna"].post("/api/members/vault/own-sign-out/").json() == {"revoked": True}
+    assert set(UserSignIn.objects.values_list("user__username", flat=True)) == {None, "bert", "carl"}
+    invoke = "/api/members/vault/tools/look/invoke/?wait=20"
+    rows = {}
+    for name in ("anna", "bert", "carl"):
+        answered = clients[name].post(invoke, {"arguments": {}}, content_type="application/json").json()
+        rows[name] = ended(Call.objects.get(pk=answered["id"]))
+    assert "own-sign-in" in rows["anna"].error_message
+    for name in ("bert", "carl"):
+        assert world.accounts[rows[name].result["content"][0]["text"]] == name
