@@ -2,21 +2,55 @@
 
 from __future__ import annotations
 
+import re
+from typing import Protocol
+
 from mcp_runtime.protocol.errors import ChallengeError
+
+TRIES = 3  # of one request: a refusal may ask for a nonce in the proof, and one for another token
+NONCE_HEADER = "dpop-nonce"
+USE_NONCE = "use_dpop_nonce"  # the error of a server that accepts only proofs with its nonce
+_NONCE = re.compile(r"[!#-\[\]-~]{1,1000}")
+
+
+class Prover(Protocol):
+    def proof(self, method: str, url: str, *, token: str, nonce: str) -> str:
+        """The proof for one request (RFC 9449)."""
+
+
+def nonce_in(header: str | None) -> str:
+    """The nonce that an answer gives for the next proof. Empty if there is none, or none that a proof can have."""
+    return header if header and _NONCE.fullmatch(header) else ""
 
 
 class Bearer:
     """The token as it is now. Empty if there is none. Any thread may read it.
 
+    A token that is bound to a `key` is sent with a new proof each time, which has the last `nonce` of the server.
     Only the client of the member and the gateway's route to it read it, and both send it to the url of the member only.
     """
 
     def __init__(self, token: str = "") -> None:
         self.token = token
+        self.key: Prover | None = None
+        self.nonce = ""
 
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+    def headers(self, method: str, url: str) -> dict[str, str]:
+        """The headers of one request with this method to this address."""
+        if not self.token:
+            return {}
+        if (key := self.key) is None:
+            return {"Authorization": f"Bearer {self.token}"}
+        token = self.token
+        return {"Authorization": f"DPoP {token}", "DPoP": key.proof(method, url, token=token, nonce=self.nonce)}
+
+    def note_nonce(self, nonce: str | None) -> None:
+        """Remember what an answer gave in NONCE_HEADER, if it did."""
+        self.nonce = nonce_in(nonce) or self.nonce
+
+    def has_new_nonce(self, used: str, error: ChallengeError) -> bool:
+        """Whether the request with the nonce `used` was refused only because the proof must have another one."""
+        return self.key is not None and self.nonce != used and USE_NONCE in error.challenge
 
     @property
     def secrets(self) -> tuple[str, ...]:

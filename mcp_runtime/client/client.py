@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcp_runtime.client.bearer import Bearer
+from mcp_runtime.client.bearer import TRIES, Bearer
 from mcp_runtime.client.exchanges import Exchange, Session
 from mcp_runtime.client.handshake import (
     InitializeResult,
@@ -254,16 +254,20 @@ class JsonRpcClient:
     def _request(
         self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange, session: Session
     ) -> dict[str, Any]:
-        """Send one request. If the server refuses the token, renew it, and send the request once more."""
+        """Send one request. If the server refuses the token or its proof, renew that, and send the request again."""
         if self.bearer is None:
             return self._request_once(method, params, timeout, exchange, session)
-        deadline, used = time.monotonic() + timeout, self.bearer.token
-        try:
-            return self._request_once(method, params, timeout, exchange, session)
-        except ChallengeError as error:
-            if not self.bearer.renew(used, error):
-                raise
-        exchange.is_sent = False
+        deadline, is_renewed = time.monotonic() + timeout, False
+        for _ in range(TRIES - 1):
+            used, nonce = self.bearer.token, self.bearer.nonce
+            try:
+                return self._request_once(method, params, time_left(deadline), exchange, session)
+            except ChallengeError as error:
+                if not self.bearer.has_new_nonce(nonce, error):
+                    if is_renewed or not self.bearer.renew(used, error):
+                        raise
+                    is_renewed = True
+            exchange.is_sent = False
         return self._request_once(method, params, time_left(deadline), exchange, session)
 
     def _request_once(

@@ -18,7 +18,7 @@ from urllib3.exceptions import NewConnectionError
 from urllib3.util import Timeout
 
 from mcp_runtime.client import quick_json
-from mcp_runtime.client.bearer import Bearer
+from mcp_runtime.client.bearer import NONCE_HEADER, Bearer
 from mcp_runtime.client.exchanges import (
     CLOSED_EARLY,
     CONNECT_TIMEOUT,
@@ -84,7 +84,7 @@ class Transport:
     ) -> Iterator[requests.Response]:
         """Send one request, and yield the response before its body is read. Raises ClientError."""
         body = None if message is None else quick_json.encode(message)
-        request = self._prepare(method, {**self._headers(exchange.session), **headers}, body)
+        request = self._prepare(method, {**self._headers(method, exchange.session), **headers}, body)
         timeouts = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)
         response = None
         previous = enter_exchange(exchange)
@@ -93,6 +93,8 @@ class Transport:
                 # requests.Session.send needs three times the CPU, and adds cookies, proxies, netrc and redirects.
                 response = self._adapter.send(request, stream=True, timeout=cast(Any, timeouts))
                 exchange.expect_body(self.max_bytes)
+                if self.bearer is not None:
+                    self.bearer.note_nonce(response.headers.get(NONCE_HEADER))
                 yield response
         except ClientError as error:
             error.was_sent = exchange.is_sent
@@ -120,7 +122,7 @@ class Transport:
         request.headers = CaseInsensitiveDict({**headers, **length})
         return request
 
-    def _headers(self, session: Session) -> dict[str, str]:
+    def _headers(self, method: str, session: Session) -> dict[str, str]:
         headers = {
             **self.headers.values,
             "Accept": f"{mcp.JSON}, {mcp.EVENT_STREAM}",
@@ -130,7 +132,7 @@ class Transport:
             mcp.VERSION_HEADER: session.version,
         }
         if self.bearer is not None:
-            headers |= self.bearer.headers
+            headers |= self.bearer.headers(method, self.url)
         if session.id:
             headers[mcp.SESSION_HEADER] = session.id
         return headers

@@ -111,12 +111,13 @@ def begin(
             f"the hall has no client id at {server.issuer!r}; somebody who may start and stop member {member.name!r} "
             "must sign the member in first"
         ) from need
-    attempt = grants.Attempt()
+    attempt = grants.Attempt.at(server)
     secret = {
         "server": server.as_json(),
         "client": [client.id, client.secret, client.method, client.source],
         "state": attempt.state,
         "verifier": attempt.verifier,
+        "key": attempt.key,
         "scopes": list(scopes),
         "redirect": redirect,
     }
@@ -318,7 +319,8 @@ def finish(
     client = OAuthClient(*secret["client"])
     guard = Guard.near(row.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
     code = grants.code_of(answer, server, secret["state"])
-    tokens = grants.redeem(server, client, secret["redirect"], code, secret["verifier"], guard)
+    attempt = grants.Attempt(secret["state"], secret["verifier"], secret.get("key", ""))
+    tokens = grants.redeem(server, client, secret["redirect"], code, attempt, guard)
     with _refusals(), short_transaction():
         _require_same(member, row.url, user)
         holder = _holder(member, user if own else None)

@@ -15,6 +15,7 @@ from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.unattended import Proofs, Unattended
 from mcp_runtime.oauth import challenges, discovery
 from mcp_runtime.oauth.challenges import Challenge
+from mcp_runtime.oauth.proof_keys import ProofKey
 from mcp_runtime.protocol.errors import (
     AssertionRefusedError,
     ChallengeError,
@@ -197,7 +198,7 @@ class AccessToken(Bearer):
         raise SignInNeededError(self._sentence(challenge.scopes, is_more=True), challenge.scopes, self._own_page)
 
     def _over(self, reason: str, challenge: Challenge | None = None) -> SignInNeededError:
-        if challenge is not None and challenge.is_bearer:
+        if challenge is not None and challenge.is_oauth:
             unit_of_work(lambda: self._note(challenge))
         sentence = f"{self._sentence()} ({reason})"
         self._last, self.token = self.token or self._last, ""
@@ -227,6 +228,7 @@ class AccessToken(Bearer):
 
     def _take(self, held: Held) -> None:
         self._last = self.token or self._last  # first, so that errors never show a token that was sent
+        self.key = ProofKey(held.key) if held.is_bound else None
         self._version, self.token, self._renew_at, self._reason = held.version, held.access, None, ""
         if held.expires_at is not None and (held.refresh or self._is_own):
             left = (held.expires_at - clock.now()).total_seconds()

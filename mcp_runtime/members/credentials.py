@@ -74,11 +74,17 @@ def of_user(user_id: int) -> Holder:
 
 @dataclass(frozen=True)
 class Held:
-    """What the hall has at an authorization server. `client` and `server` are None before the first sign-in."""
+    """What the hall has at an authorization server. `client` and `server` are None before the first sign-in.
+
+    `key` is that of the proofs, and empty if the authorization server binds no tokens to keys. `is_bound` says whether
+    the access token is.
+    """
 
     version: int
     access: str = field(default="", repr=False)
     refresh: str = field(default="", repr=False)
+    key: str = field(default="", repr=False)
+    is_bound: bool = False
     client: OAuthClient | None = None
     server: AuthorizationServer | None = None
     expires_at: datetime | None = None
@@ -91,7 +97,16 @@ def read(row: SignIn) -> Held:
     secret = json.loads(values.decrypt_sign_in(row))
     client = OAuthClient(row.client_id, secret["client_secret"], row.client_method, row.client_source)
     server = AuthorizationServer.from_json(row.server)
-    return Held(row.version, secret["access"], secret["refresh"], client, server, row.expires_at)
+    return Held(
+        row.version,
+        access=secret["access"],
+        refresh=secret["refresh"],
+        key=secret.get("key", ""),
+        is_bound=secret.get("is_bound", False),
+        client=client,
+        server=server,
+        expires_at=row.expires_at,
+    )
 
 
 def row_of(member_id: int, url: str, holder: Holder = EVERYBODY) -> MemberSignIn | UserSignIn | None:
@@ -108,6 +123,8 @@ def _columns(server: AuthorizationServer, client: OAuthClient, tokens: Tokens | 
     secret = {
         "access": tokens.access if tokens else "",
         "refresh": tokens.refresh if tokens else "",
+        "key": tokens.key if tokens else "",
+        "is_bound": tokens is not None and tokens.is_bound,
         "client_secret": client.secret,
     }
     ends = clock.now() + timedelta(seconds=tokens.seconds) if tokens and tokens.seconds is not None else None
@@ -186,7 +203,7 @@ def prune() -> None:
 def note_challenge(member_id: int, url: str, challenge: Challenge, holder: Holder = EVERYBODY) -> Challenge:
     """Remember what the member said when it refused a request, for the next sign-in.
 
-    Returns what the member said last. That is another challenge than this one if this one has not the scheme Bearer.
+    Returns what the member said last. That is another challenge than this one if this one is of no scheme of OAuth.
     """
     asked = {"resource_metadata": challenge.resource_metadata[:2048], "challenge_scopes": list(challenge.scopes)}
     with short_transaction():
@@ -194,7 +211,7 @@ def note_challenge(member_id: int, url: str, challenge: Challenge, holder: Holde
         row, is_new = holder.model.objects.get_or_create(**holder.keys(member_id), defaults=defaults)
         if is_new:
             return challenge
-        if not challenge.is_bearer:
+        if not challenge.is_oauth:
             return Challenge(True, row.resource_metadata, tuple(row.challenge_scopes))
         holder.model.objects.filter(pk=row.pk, url=url).update(**asked)
         return challenge
@@ -229,7 +246,7 @@ def refresh_of(guard: Guard) -> Ask:
     def ask(held: Held) -> tuple[AuthorizationServer, OAuthClient, Tokens]:
         if held.client is None or held.server is None or not held.refresh:
             raise GrantOverError("the authorization server gave no refresh token")
-        return held.server, held.client, grants.refresh(held.server, held.client, held.refresh, guard)
+        return held.server, held.client, grants.refresh(held.server, held.client, held.refresh, guard, held.key)
 
     return ask
 
@@ -326,7 +343,9 @@ def _renew(row: SignIn, lease: uuid.UUID, ask: Ask) -> Held | None:
     if not persistently(write):
         return None
     ends = clock.now() + timedelta(seconds=tokens.seconds) if tokens.seconds is not None else None
-    return Held(row.version + 1, tokens.access, tokens.refresh, client, server, ends)
+    return Held(
+        row.version + 1, tokens.access, tokens.refresh, tokens.key, tokens.is_bound, client, server, expires_at=ends
+    )
 
 
 def _end(row: SignIn, lease: uuid.UUID, *, is_client_over: bool) -> int:

@@ -73,13 +73,13 @@ class Unattended:
         client = known_as(oauth.client_id, secret, server, "manifest")
         scopes = grants.wanted_scopes(replace(server, offers_offline=False), challenge, oauth.scopes)
         if oauth.grant == "client_credentials":
-            return server, client, grants.of_client(server, client, scopes, guard)
+            return server, client, grants.of_client(server, client, scopes, guard, held.key)
         if oauth.grant == "workload_identity":
             assertion = proofs.values["assertion"]
             identity_assertions.require_usable(assertion, server)
         else:
             assertion = self._exchanged(proofs, server, scopes)
-        return server, client, grants.of_assertion(server, client, assertion, scopes, guard)
+        return server, client, grants.of_assertion(server, client, assertion, scopes, guard, held.key)
 
     def _exchanged(self, proofs: Proofs, server: AuthorizationServer, scopes: tuple[str, ...]) -> str:
         # The manifest or the settings name the provider, which may be in the network of the company.

@@ -32,8 +32,13 @@ def signed(client_id: str, pem: str, audience: str) -> str:
     key, now = _key(pem), int(time.time())
     claims = {"iss": client_id, "sub": client_id, "aud": audience, "iat": now, "exp": now + SECONDS}
     claims["jti"] = secrets.token_urlsafe(16)
-    text = f"{_encoded({'alg': _algorithm(key), 'typ': 'JWT'})}.{_encoded(claims)}"
-    return f"{text}.{_base64(_signature(key, text.encode()))}"
+    return jwt_of({"alg": _algorithm(key), "typ": "JWT"}, claims, key)
+
+
+def jwt_of(header: dict[str, Any], claims: dict[str, Any], key: PrivateKeyTypes) -> str:
+    """The claims with a signature. `header` names the algorithm, which must be that of the key."""
+    text = f"{_encoded(header)}.{_encoded(claims)}"
+    return f"{text}.{base64_of(_signature(key, text.encode()))}"
 
 
 def _key(pem: str) -> PrivateKeyTypes:
@@ -69,8 +74,8 @@ def _signature(key: Any, text: bytes) -> bytes:
 
 
 def _encoded(values: dict[str, Any]) -> str:
-    return _base64(json.dumps(values, separators=(",", ":")).encode())
+    return base64_of(json.dumps(values, separators=(",", ":")).encode())
 
 
-def _base64(data: bytes) -> str:
+def base64_of(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -1,4 +1,4 @@
-"""What a server says in `WWW-Authenticate` when it answers 401 or 403 (RFC 6750, RFC 9728)."""
+"""What a server says in `WWW-Authenticate` when it answers 401 or 403 (RFC 6750, RFC 9449, RFC 9728)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ MAX_HEADER = 8192
 MAX_SCOPES = 100
 INSUFFICIENT_SCOPE = "insufficient_scope"
 SCOPE = re.compile(r"[!#-\[\]-~]{1,200}")  # RFC 6749, section 3.3
-_SCHEME = re.compile(r"(?i)(?:^|[,\s])bearer(?=\s|$)")
+_SCHEME = re.compile(r"(?i)(?:^|[,\s])(?:bearer|dpop)(?=\s|$)")
 _PARAMETER = re.compile(r'[\s,]*([A-Za-z0-9_-]{1,100})\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """The parameters of the scheme Bearer. `is_bearer` is false if the header has another scheme, or none."""
+    """The parameters of the scheme Bearer or DPoP. `is_oauth` is false if the header has another scheme, or none."""
 
-    is_bearer: bool = False
+    is_oauth: bool = False
     resource_metadata: str = ""
     scopes: tuple[str, ...] = ()
     error: str = ""
@@ -41,7 +41,7 @@ def read(header: str) -> Challenge:
         values.setdefault(name.lower(), bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted))
         position = match.end()
     return Challenge(
-        is_bearer=True,
+        is_oauth=True,
         resource_metadata=values.get("resource_metadata", ""),
         scopes=scopes_in(values.get("scope", "")),
         error=values.get("error", ""),

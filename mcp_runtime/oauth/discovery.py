@@ -7,11 +7,12 @@ one that was asked for, and PKCE with S256 must be supported.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from mcp_runtime.client.outside import Guard, OutsideAnswer, ask, origin_of
+from mcp_runtime.oauth import proof_keys
 from mcp_runtime.oauth.challenges import SCOPE, Challenge
 from mcp_runtime.protocol.errors import ClientError, OAuthError, ServerAwayError
 
@@ -43,6 +44,8 @@ class AuthorizationServer:
     names_itself: bool = False  # its answers have `iss` (RFC 9207)
     reads_documents: bool = False  # it accepts the address of a published document as client id
     offers_offline: bool = False
+    binds_tokens: bool = False  # it binds tokens to a key of the hall, whose algorithm it knows (RFC 9449)
+    must_bind: bool = False  # the resource accepts no other tokens
 
     _LISTS: ClassVar = ("auth_methods", "signing_algorithms", "scopes")
 
@@ -66,7 +69,14 @@ def discover(url: str, challenge: Challenge, guard: Guard, *, needs_person: bool
     issuer = named[0] if isinstance(named, list) and named else _origin(url)
     if not isinstance(issuer, str):
         raise OAuthError("the metadata of the member names no authorization server")
-    return _read(issuer, guard, str(resource.get("resource") or url), _scopes(resource), needs_person=needs_person)
+    server = _read(issuer, guard, str(resource.get("resource") or url), _scopes(resource), needs_person=needs_person)
+    if resource.get("dpop_bound_access_tokens_required") is not True:
+        return server
+    if not server.binds_tokens:
+        raise OAuthError(
+            f"the member accepts only tokens that are bound to a key (DPoP), and {issuer!r} gives none with ES256"
+        )
+    return replace(server, must_bind=True)
 
 
 def identity_provider(issuer: str, resource: str, guard: Guard) -> AuthorizationServer:
@@ -101,6 +111,7 @@ def _read(
         names_itself=metadata.get("authorization_response_iss_parameter_supported") is True,
         reads_documents=metadata.get("client_id_metadata_document_supported") is True,
         offers_offline=OFFLINE in _texts(metadata, "scopes_supported"),
+        binds_tokens=proof_keys.ALGORITHM in _texts(metadata, "dpop_signing_alg_values_supported"),
     )
 
 

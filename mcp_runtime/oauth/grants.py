@@ -7,14 +7,17 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from mcp_runtime.client.outside import Guard, ask
+from mcp_runtime.client.bearer import NONCE_HEADER, USE_NONCE, nonce_in
+from mcp_runtime.client.outside import Guard, OutsideAnswer, ask
+from mcp_runtime.oauth import proof_keys
 from mcp_runtime.oauth.challenges import Challenge, scopes_in
 from mcp_runtime.oauth.clients import OAuthClient
 from mcp_runtime.oauth.discovery import OFFLINE, AuthorizationServer
+from mcp_runtime.oauth.proof_keys import ProofKey
 from mcp_runtime.protocol.errors import (
     AssertionRefusedError,
     ClientError,
@@ -32,25 +35,40 @@ CODES = {
     *("invalid_request", "invalid_client", "invalid_grant", "unauthorized_client", "unsupported_grant_type"),
     *("invalid_scope", "invalid_target", "access_denied", "server_error", "temporarily_unavailable"),
     *("unsupported_response_type", "consent_required", "login_required", "interaction_required"),
+    *("invalid_dpop_proof", "use_dpop_nonce"),
 }
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try of a person to sign in. `state` and `verifier` are secret until it ends."""
+    """One try of a person to sign in. `state` and `verifier` are secret until it ends.
+
+    `key` is the secret of a `ProofKey`, if the tokens will be bound to one.
+    """
 
     state: str = field(repr=False, default_factory=lambda: secrets.token_urlsafe(32))
     verifier: str = field(repr=False, default_factory=lambda: secrets.token_urlsafe(48))
+    key: str = field(repr=False, default="")
+
+    @classmethod
+    def at(cls, server: AuthorizationServer) -> Attempt:
+        return cls(key=ProofKey.new().secret if server.binds_tokens else "")
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What a token endpoint gave. `seconds` is the lifetime of the access token, None if it is not known."""
+    """What a token endpoint gave. `seconds` is the lifetime of the access token, None if it is not known.
+
+    `key` is the secret of the `ProofKey` of the request. The access token is bound to it if `is_bound`, and the refresh
+    token may be in any case (RFC 9449, section 5).
+    """
 
     access: str = field(repr=False)
     refresh: str = field(default="", repr=False)
     scopes: tuple[str, ...] = ()
     seconds: float | None = None
+    key: str = field(default="", repr=False)
+    is_bound: bool = False
 
 
 def wanted_scopes(
@@ -76,6 +94,7 @@ def authorization_address(
         "resource": server.resource,
     }
     query |= {"scope": " ".join(scopes)} if scopes else {}
+    query |= {"dpop_jkt": ProofKey(attempt.key).thumbprint} if attempt.key else {}
     separator = "&" if "?" in server.authorization_endpoint else "?"
     return f"{server.authorization_endpoint}{separator}{urlencode(query)}"
 
@@ -107,31 +126,41 @@ def code_of(answer: Mapping[str, Sequence[str]], server: AuthorizationServer, st
 
 
 def redeem(
-    server: AuthorizationServer, client: OAuthClient, redirect: str, code: str, verifier: str, guard: Guard
+    server: AuthorizationServer, client: OAuthClient, redirect: str, code: str, attempt: Attempt, guard: Guard
 ) -> Tokens:
     """The tokens for a code. Raises OAuthError, ServerAwayError."""
+    verifier = attempt.verifier
     form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect, "code_verifier": verifier}
-    return _tokens(server, client, form, guard, (code, verifier))
+    return _tokens(server, client, form, guard, (code, verifier), attempt.key)
 
 
-def refresh(server: AuthorizationServer, client: OAuthClient, refresh_token: str, guard: Guard) -> Tokens:
-    """New tokens. Without a new refresh token the old one stays.
+def refresh(
+    server: AuthorizationServer, client: OAuthClient, refresh_token: str, guard: Guard, key: str = ""
+) -> Tokens:
+    """New tokens. Without a new refresh token the old one stays. `key` is that of the tokens before.
 
     Raises GrantOverError if a person must sign in again, or ClientOverError, and ServerAwayError, OAuthError.
     """
     form = {"grant_type": "refresh_token", "refresh_token": refresh_token}
-    tokens = _tokens(server, client, form, guard, (refresh_token,))
-    return Tokens(tokens.access, tokens.refresh or refresh_token, tokens.scopes, tokens.seconds)
+    tokens = _tokens(server, client, form, guard, (refresh_token,), key)
+    return replace(tokens, refresh=tokens.refresh or refresh_token)
 
 
-def of_client(server: AuthorizationServer, client: OAuthClient, scopes: Sequence[str], guard: Guard) -> Tokens:
+def of_client(
+    server: AuthorizationServer, client: OAuthClient, scopes: Sequence[str], guard: Guard, key: str = ""
+) -> Tokens:
     """Tokens for the hall itself, without a person. Raises OAuthError, ServerAwayError."""
     form = {"grant_type": "client_credentials"} | ({"scope": " ".join(scopes)} if scopes else {})
-    return _tokens(server, client, form, guard, ())
+    return _tokens(server, client, form, guard, (), key)
 
 
 def of_assertion(
-    server: AuthorizationServer, client: OAuthClient, assertion: str, scopes: Sequence[str], guard: Guard
+    server: AuthorizationServer,
+    client: OAuthClient,
+    assertion: str,
+    scopes: Sequence[str],
+    guard: Guard,
+    key: str = "",
 ) -> Tokens:
     """Tokens for a statement of somebody whom the authorization server trusts (RFC 7523, section 2.1).
 
@@ -140,10 +169,10 @@ def of_assertion(
     """
     form = {"grant_type": JWT_BEARER, "assertion": assertion} | ({"scope": " ".join(scopes)} if scopes else {})
     try:
-        tokens = _tokens(server, client, form, guard, (assertion,))
+        tokens = _tokens(server, client, form, guard, (assertion,), key)
     except GrantOverError as error:
         raise AssertionRefusedError(str(error)) from error
-    return Tokens(tokens.access, scopes=tokens.scopes, seconds=tokens.seconds)
+    return replace(tokens, refresh="")
 
 
 def revoke(server: AuthorizationServer, client: OAuthClient, token: str, guard: Guard) -> bool:
@@ -164,9 +193,12 @@ def _tokens(
     form: Mapping[str, str],
     guard: Guard,
     secret_values: Sequence[str],
+    key: str,
 ) -> Tokens:
-    values = answer_of(server, client, form, guard, secret_values)
-    return _parse(server, values)
+    """A bound refresh token goes with its `key`, also if the metadata of the server has changed since."""
+    proof_key = (ProofKey(key) if key else ProofKey.new()) if key or server.binds_tokens else None
+    values = answer_of(server, client, form, guard, secret_values, proof_key)
+    return _parse(server, values, proof_key)
 
 
 def answer_of(
@@ -175,23 +207,42 @@ def answer_of(
     form: Mapping[str, str],
     guard: Guard,
     secret_values: Sequence[str],
+    proof_key: ProofKey | None = None,
 ) -> dict[str, Any]:
     """What the token endpoint answers to this form, with the resource and the proof of the client.
 
     Raises GrantOverError, ClientOverError, ServerAwayError, OAuthError.
     """
-    signed, headers = client.sign({**form, "resource": server.resource}, server.issuer)
-    known_secrets = [value for value in (*secret_values, client.secret, signed.get("client_assertion")) if value]
-    try:
-        answer = ask(server.token_endpoint, guard, form=signed, headers=headers, secrets=known_secrets)
-    except ClientError as error:
-        raise ServerAwayError(f"the token endpoint of {server.issuer!r} cannot be asked: {error}") from error
+    answer = _answer(server, client, form, guard, secret_values, proof_key, "")
     values = answer.json_object()
+    nonce = nonce_in(answer.headers.get(NONCE_HEADER))
+    if proof_key and nonce and answer.status == 400 and (values or {}).get("error") == USE_NONCE:
+        answer = _answer(server, client, form, guard, secret_values, proof_key, nonce)
+        values = answer.json_object()
     if answer.status != 200:
         raise _refusal(server, answer.status, values, is_refresh=form["grant_type"] == "refresh_token")
     if values is None:
         raise OAuthError(f"the token endpoint of {server.issuer!r} did not answer with JSON")
     return values
+
+
+def _answer(
+    server: AuthorizationServer,
+    client: OAuthClient,
+    form: Mapping[str, str],
+    guard: Guard,
+    secret_values: Sequence[str],
+    proof_key: ProofKey | None,
+    nonce: str,
+) -> OutsideAnswer:
+    signed, headers = client.sign({**form, "resource": server.resource}, server.issuer)
+    if proof_key is not None:
+        headers |= {proof_keys.HEADER: proof_key.proof("POST", server.token_endpoint, nonce=nonce)}
+    known_secrets = [value for value in (*secret_values, client.secret, signed.get("client_assertion")) if value]
+    try:
+        return ask(server.token_endpoint, guard, form=signed, headers=headers, secrets=known_secrets)
+    except ClientError as error:
+        raise ServerAwayError(f"the token endpoint of {server.issuer!r} cannot be asked: {error}") from error
 
 
 def _refusal(
@@ -210,15 +261,19 @@ def _code(error: Any) -> str:
     return f": {error}" if isinstance(error, str) and error in CODES else ""
 
 
-def _parse(server: AuthorizationServer, values: Mapping[str, Any]) -> Tokens:
+def _parse(server: AuthorizationServer, values: Mapping[str, Any], proof_key: ProofKey | None) -> Tokens:
     access, refresh_token = values.get("access_token"), values.get("refresh_token") or ""
     if not _is_token(access) or (refresh_token and not _is_token(refresh_token)):
         raise OAuthError(f"the token endpoint of {server.issuer!r} gave no usable token")
-    if str(values.get("token_type", "bearer")).lower() != "bearer":
-        raise OAuthError(f"the token endpoint of {server.issuer!r} gave a token of another type than Bearer")
+    kind = str(values.get("token_type", "bearer")).lower()
+    if kind != "bearer" and (kind != "dpop" or proof_key is None):
+        raise OAuthError(f"the token endpoint of {server.issuer!r} gave a token of another type than it was asked for")
+    if kind == "bearer" and server.must_bind:
+        raise OAuthError(f"the token endpoint of {server.issuer!r} gave a token that is not bound to the key")
     scope = values.get("scope")
     scopes = scopes_in(scope) if isinstance(scope, str) else ()
-    return Tokens(str(access), refresh_token, scopes, _seconds(values.get("expires_in")))
+    key = proof_key.secret if proof_key else ""
+    return Tokens(str(access), refresh_token, scopes, _seconds(values.get("expires_in")), key, is_bound=kind == "dpop")
 
 
 def _seconds(value: Any) -> float | None:

@@ -15,6 +15,7 @@ from mcp_runtime.oauth import challenges, clients, discovery, grants, identity_a
 from mcp_runtime.oauth.challenges import Challenge
 from mcp_runtime.oauth.clients import OAuthClient
 from mcp_runtime.oauth.discovery import AuthorizationServer
+from mcp_runtime.oauth.proof_keys import ProofKey
 from mcp_runtime.protocol.errors import ChallengeError, OAuthError
 
 REDIRECT = "http://localhost:8000/members/sign-in/"
@@ -40,7 +41,8 @@ class SigningBearer(Bearer):
         if self._count >= MAX_SIGN_INS or (error.status == 403 and not challenge.asks_for_more):
             return False
         self._count += 1
-        self.token = self._tokens(challenge).access
+        tokens = self._tokens(challenge)
+        self.token, self.key = tokens.access, ProofKey(tokens.key) if tokens.is_bound else None
         return True
 
     def _tokens(self, challenge: Challenge) -> grants.Tokens:
@@ -51,10 +53,10 @@ class SigningBearer(Bearer):
             return grants.of_assertion(server, self._client(server), assertion, self._scopes, self._guard)
         if is_own:
             return grants.of_client(server, self._client(server), self._scopes, self._guard)
-        client, attempt = self._client(server), grants.Attempt()
+        client, attempt = self._client(server), grants.Attempt.at(server)
         address = grants.authorization_address(server, client, REDIRECT, self._scopes, attempt)
         code = grants.code_of(brought_back(address), server, attempt.state)
-        return grants.redeem(server, client, REDIRECT, code, attempt.verifier, self._guard)
+        return grants.redeem(server, client, REDIRECT, code, attempt, self._guard)
 
     def _assertion(self, server: AuthorizationServer) -> str:
         """The statement with which the hall gets tokens in some scenarios. Otherwise empty."""

@@ -116,6 +116,8 @@ DEMANDED: dict[str, dict[str, Outcome]] = {
     EXTENSIONS: {
         "auth/client-credentials-basic": Outcome(8),
         "auth/client-credentials-jwt": Outcome(8),
+        "auth/dpop": Outcome(12),
+        "auth/dpop-nonce": Outcome(14),
         "auth/enterprise-managed-authorization": Outcome(9),
         "auth/wif-jwt-bearer": Outcome(8),
     },

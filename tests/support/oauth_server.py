@@ -23,6 +23,8 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from tests.support.proofs import NonceNeededError, ProofError, Proofs
+
 ECHOED = {"tools/call", "prompts/get", "resources/read", "completion/complete", "resources/subscribe"}
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -58,6 +60,10 @@ class OAuthWorld:
     lists_openly: bool = False  # the member asks for no token for its handshake and its lists
     sessions: dict[str, str] = field(default_factory=dict)  # id -> token hash at its beginning
     is_away: bool = False  # the token endpoint answers 503
+    binds: bool = False  # tokens are bound to the key of a proof (DPoP), at both servers
+    proofs: Proofs = field(default_factory=Proofs)  # that the token endpoint saw
+    proofs_of_member: Proofs = field(default_factory=Proofs)
+    bound: dict[str, str] = field(default_factory=dict)  # access or refresh token -> thumbprint of its key
     token_delay: float = 0.0
     metadata: dict[str, Any] = field(default_factory=dict)  # replaces values; None removes them
     resource: dict[str, Any] = field(default_factory=dict)
@@ -137,6 +143,7 @@ class OAuthWorld:
             "code_challenge_methods_supported": ["S256"],
             "token_endpoint_auth_methods_supported": list(self.auth_methods),
             "authorization_response_iss_parameter_supported": True,
+            "dpop_signing_alg_values_supported": ["RS256", "ES256"] if self.binds else None,
             **self.metadata,
         }
         return {name: value for name, value in values.items() if value is not None}
@@ -161,13 +168,40 @@ class OAuthWorld:
         if client_id in self.clients and self.clients[client_id] != secret:
             return _json({"error": "invalid_client"}, 401)
         with self.lock:
-            if form["grant_type"] == "authorization_code":
-                return self._of_code(form, client_id)
-            if form["grant_type"] == "client_credentials":
-                return self._give(form.get("scope", ""), has_refresh=False)
-            if form["grant_type"] == "urn:ietf:params:oauth:grant-type:jwt-bearer":
-                return self._of_assertion(form, client_id)
-            return self._of_refresh(form)
+            try:
+                return self._bound_to(self._thumbprint(seen), form, client_id)
+            except NonceNeededError:
+                status, headers, body = _json({"error": "use_dpop_nonce"}, 400)
+                return status, {**headers, "DPoP-Nonce": self.proofs.nonce}, body
+            except ProofError:
+                return _json({"error": "invalid_dpop_proof"}, 400)
+
+    def _thumbprint(self, seen: Seen) -> str:
+        """Of the key that the token request proves. Empty if tokens are not bound."""
+        proof, url = seen.headers.get("dpop", ""), f"{self.base}/token"
+        return self.proofs.thumbprint(proof, "POST", url) if self.binds else ""
+
+    def _bound_to(self, thumbprint: str, form: dict[str, str], client_id: str) -> Answer:
+        if self.codes.get(form.get("code", ""), {}).get("dpop_jkt", thumbprint) != thumbprint:
+            raise ProofError("of another key than the code")
+        if self.bound.get(form.get("refresh_token", ""), thumbprint) != thumbprint:
+            raise ProofError("of another key than the refresh token")
+        status, headers, body = self._of_grant(form, client_id)
+        values = json.loads(body)
+        if not thumbprint or status != 200:
+            return status, headers, body
+        for name in ("access_token", "refresh_token"):
+            self.bound |= {values[name]: thumbprint} if name in values else {}
+        return _json({**values, "token_type": "DPoP"})
+
+    def _of_grant(self, form: dict[str, str], client_id: str) -> Answer:
+        if form["grant_type"] == "authorization_code":
+            return self._of_code(form, client_id)
+        if form["grant_type"] == "client_credentials":
+            return self._give(form.get("scope", ""), has_refresh=False)
+        if form["grant_type"] == "urn:ietf:params:oauth:grant-type:jwt-bearer":
+            return self._of_assertion(form, client_id)
+        return self._of_refresh(form)
 
     def exchange(self, seen: Seen) -> Answer:
         """An identity assertion in exchange for an ID token (RFC 8693)."""
@@ -248,7 +282,15 @@ class OAuthWorld:
     # The member
 
     def mcp(self, seen: Seen) -> Answer:
-        token = seen.headers.get("authorization", "").removeprefix("Bearer ")
+        token = token_of(seen)
+        if self.binds and token:
+            try:
+                self._require_proof(seen, token)
+            except NonceNeededError:
+                challenge = self.challenge('error="use_dpop_nonce"')
+                return 401, {**challenge, "DPoP-Nonce": self.proofs_of_member.nonce}, b"no"
+            except ProofError:
+                return 401, self.challenge('error="invalid_dpop_proof"'), b"no"
         end, scopes = self.access.get(token, (0.0, ""))
         is_open = self.lists_openly and b"tools/call" not in seen.body and not token
         if end <= time.monotonic() and not is_open:
@@ -277,12 +319,17 @@ class OAuthWorld:
             headers["Mcp-Session-Id"] = session
         return status, headers, body
 
+    def _require_proof(self, seen: Seen, token: str) -> None:
+        thumbprint = self.proofs_of_member.thumbprint(seen.headers.get("dpop", ""), seen.method, self.url, token)
+        if self.bound.get(token) != thumbprint or not seen.headers["authorization"].startswith("DPoP "):
+            raise ProofError("of another key than the token")
+
     def hashes_by_method(self) -> dict[str, set[str]]:
         """The hashes of the tokens that each method of MCP had. A token may have ended since."""
         found: dict[str, set[str]] = {}
         for seen in list(self.seen):
             if seen.path == "/mcp" and seen.method == "POST" and seen.body:
-                token = seen.headers.get("authorization", "").removeprefix("Bearer ")
+                token = token_of(seen)
                 found.setdefault(str(json.loads(seen.body).get("method")), set()).add(hash_of(token))
         return found
 
@@ -291,7 +338,7 @@ class OAuthWorld:
         mixed = []
         for seen in list(self.seen):
             session = seen.headers.get("mcp-session-id", "")
-            token = seen.headers.get("authorization", "").removeprefix("Bearer ")
+            token = token_of(seen)
             if session and self.account_of(hash_of(token)) != self.account_of(self.sessions[session]):
                 mixed.append(seen.body.decode() or seen.method)
         return mixed
@@ -301,7 +348,8 @@ class OAuthWorld:
 
     def challenge(self, more: str) -> dict[str, str]:
         parts = [f'resource_metadata="{self.base}/.well-known/oauth-protected-resource/mcp"', more]
-        return {"WWW-Authenticate": "Bearer " + ", ".join(filter(None, parts))}
+        scheme = "DPoP" if self.binds else "Bearer"
+        return {"WWW-Authenticate": f"{scheme} {', '.join(filter(None, parts))}"}
 
     def _result(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         if method == "initialize":
@@ -346,6 +394,10 @@ class OAuthWorld:
                 self.refresh.pop(seen.form.get("token", ""), None)
                 return 200, {}, b""
         return 404, {}, b""
+
+
+def token_of(seen: Seen) -> str:
+    return seen.headers.get("authorization", "").removeprefix("Bearer ").removeprefix("DPoP ")
 
 
 def hash_of(token: str) -> str:

@@ -70,6 +70,25 @@ def test_a_hundred_calls_and_another_process_at_the_end_of_a_token_cause_one_ref
     assert [secret for secret in secrets if secret in written] == []
 
 
+def test_agents_and_queued_calls_use_a_bound_token_while_its_nonce_and_the_token_change(
+    hall: Hall, world: OAuthWorld, request: pytest.FixtureRequest
+) -> None:
+    world.binds = True
+    world.proofs.nonce = world.proofs_of_member.nonce = "nonce-1"
+    vault = request.getfixturevalue("vault")
+    agent = wait_for_roster(hall, vault)
+    (tool,) = (name for name in agent.tools() if "look" in name)
+    assert agent.text(tool) == "open"
+    world.proofs_of_member.nonce = "nonce-2"
+    world.expire()  # the route of the agents meets both in one call
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: agent.text(tool), range(40))) == {"open"}
+    world.proofs_of_member.nonce = "nonce-3"
+    assert call(vault, "look").status == "succeeded", hall.output()
+    assert len(set(world.bound.values())) == 1
+    assert [each for each in world.seen if each.headers.get("authorization", "").startswith("Bearer")] == []
+
+
 def test_a_call_without_a_sign_in_ends_at_once_with_the_reason(hall: Hall, world: OAuthWorld, vault: str) -> None:
     world.expire()
     world.refresh.clear()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import Raw
 
+from mcp_runtime.client.bearer import NONCE_HEADER, TRIES
 from mcp_runtime.client.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.envelope import Message
@@ -141,30 +142,39 @@ class Upstream:
         *,
         is_first: bool,
     ) -> Response:
-        """Send a request to a member behind OAuth. If it refuses the token, renew it, and send it once more."""
-        for is_last in (False, True):
-            used, secrets = token.token, (*route.live_member.client.headers.secrets, *token.secrets)
-            response = await self._connections.request(
-                route.address, verb, {**headers, **token.headers}, body, secrets, owner, on_write, is_first=is_first
-            )
-            challenge = response.header("www-authenticate")
-            if is_last or response.status not in (401, 403) or challenge is None:
-                return response
-            error = ChallengeError(response.status, "", challenge)
-            try:
-                is_renewed = await self._renewed(route.live_member.member_id, token, used, error)
-            except BaseException:
-                response.close()
-                raise
-            if not is_renewed:
-                return response
-            response.close()
-        raise AssertionError("the second answer is always returned")
+        """Send a request to a member behind OAuth. If it refuses the token or its proof, renew that, and send it again.
 
-    async def _renewed(self, member_id: int, token: AccessToken, used: str, error: ChallengeError) -> bool:
-        """Renew the token. All calls that it refused wait for one thread, because there are few threads."""
-        key = (member_id, used, error.challenge if error.status == 403 else "")
-        return bool(await self._once(key, partial(token.renew, used, error)))
+        A refusal that nothing helps against is returned.
+        """
+        client, is_renewed = route.live_member.client, False
+        for tries_left in reversed(range(TRIES)):
+            used, nonce, secrets = token.token, token.nonce, (*client.headers.secrets, *token.secrets)
+            sent = {**headers, **token.headers(verb, client.url)}
+            response = await self._connections.request(
+                route.address, verb, sent, body, secrets, owner, on_write, is_first=is_first
+            )
+            token.note_nonce(response.header(NONCE_HEADER))
+            challenge = response.header("www-authenticate")
+            if not tries_left or response.status not in (401, 403) or challenge is None:
+                break
+            error = ChallengeError(response.status, "", challenge)
+            if not token.has_new_nonce(nonce, error):
+                if is_renewed or not await self._is_renewed_after(response, route, token, used, error):
+                    break
+                is_renewed = True
+            response.close()
+        return response
+
+    async def _is_renewed_after(
+        self, response: Response, route: Route, token: AccessToken, used: str, error: ChallengeError
+    ) -> bool:
+        """Renew the token that `response` refused. All refused calls wait for one thread, because there are few."""
+        key = (route.live_member.member_id, used, error.challenge if error.status == 403 else "")
+        try:
+            return bool(await self._once(key, partial(token.renew, used, error)))
+        except BaseException:
+            response.close()
+            raise
 
     async def _once(self, key: tuple[int, str, str], renewal: Callable[[], object]) -> object:
         if key not in self._renewals:

@@ -128,7 +128,7 @@ def sign_in(world: OAuthWorld, guard: Guard) -> grants.Tokens:
     attempt = grants.Attempt()
     brought = world.approve(grants.authorization_address(server, client, REDIRECT, (), attempt))
     code = grants.code_of(brought, server, attempt.state)
-    return grants.redeem(server, client, REDIRECT, code, attempt.verifier, guard)
+    return grants.redeem(server, client, REDIRECT, code, attempt, guard)
 
 
 def filled(world: OAuthWorld, value: Any) -> Any:
@@ -176,12 +176,13 @@ def test_a_code_is_redeemed_once_by_the_client_that_asked_for_it_with_its_verifi
         assert query["code_challenge_method"] == ["S256"]
         assert attempt.verifier not in address
         other = clients.register(server, REDIRECT, guard)
-        for wrong_client, verifier in ((other, attempt.verifier), (client, "another"), (client, attempt.verifier)):
+        another = grants.Attempt(attempt.state, "another")
+        for wrong_client, shown in ((other, attempt), (client, another), (client, attempt)):
             code = grants.code_of(world.approve(address), server, attempt.state)
-            if verifier == attempt.verifier and wrong_client is client:
-                assert grants.redeem(server, client, REDIRECT, code, verifier, guard).scopes == ("read",)
+            if shown is attempt and wrong_client is client:
+                assert grants.redeem(server, client, REDIRECT, code, shown, guard).scopes == ("read",)
             with pytest.raises(GrantOverError):
-                grants.redeem(server, wrong_client, REDIRECT, code, verifier, guard)
+                grants.redeem(server, wrong_client, REDIRECT, code, shown, guard)
 
 
 def test_a_stolen_refresh_token_ends_the_tokens_of_both() -> None:
