@@ -78,10 +78,10 @@ class JsonRpcClient:
         on_notification: Callable[[str, dict[str, Any]], None] = lambda method, params: None,
     ) -> None:
         self.headers = headers or Resolved()
-        self.bearer = bearer
         self._transport = Transport(
             url, connections=connections, max_bytes=max_bytes, headers=self.headers, ca=ca, bearer=bearer
         )
+        self.bearer = self._transport.bearer
         self._incoming = Incoming(self._transport, on_request, on_notification)
         self._answers = AnswerReader(self._transport, self._incoming)
         self.url = self._transport.url
@@ -255,20 +255,18 @@ class JsonRpcClient:
         self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange, session: Session
     ) -> dict[str, Any]:
         """Send one request. If the server refuses the token or its proof, renew that, and send the request again."""
-        if self.bearer is None:
-            return self._request_once(method, params, timeout, exchange, session)
         deadline, is_renewed = time.monotonic() + timeout, False
         for _ in range(TRIES - 1):
             used, nonce = self.bearer.token, self.bearer.nonce
             try:
-                return self._request_once(method, params, time_left(deadline), exchange, session)
+                return self._request_once(method, params, timeout, exchange, session)
             except ChallengeError as error:
                 if not self.bearer.has_new_nonce(nonce, error):
                     if is_renewed or not self.bearer.renew(used, error):
                         raise
                     is_renewed = True
-            exchange.is_sent = False
-        return self._request_once(method, params, time_left(deadline), exchange, session)
+            exchange.is_sent, timeout = False, time_left(deadline)
+        return self._request_once(method, params, timeout, exchange, session)
 
     def _request_once(
         self, method: str, params: dict[str, Any], timeout: float, exchange: Exchange, session: Session

@@ -60,7 +60,7 @@ class Transport:
         self.url = requests.Request("POST", url).prepare().url or url
         self.max_bytes = max_bytes
         self.headers = headers
-        self.bearer = bearer
+        self.bearer = bearer or Bearer()
         self._adapter = Adapter(
             is_tls=url.startswith("https:"), ca=ca, pool_connections=1, pool_maxsize=connections, max_retries=0
         )
@@ -68,7 +68,7 @@ class Transport:
     @property
     def secrets(self) -> tuple[str, ...]:
         """What errors must not show."""
-        return self.headers.secrets if self.bearer is None else (*self.headers.secrets, *self.bearer.secrets)
+        return (*self.headers.secrets, *self.bearer.secrets)
 
     def close(self) -> None:
         self._adapter.close()
@@ -93,8 +93,7 @@ class Transport:
                 # requests.Session.send needs three times the CPU, and adds cookies, proxies, netrc and redirects.
                 response = self._adapter.send(request, stream=True, timeout=cast(Any, timeouts))
                 exchange.expect_body(self.max_bytes)
-                if self.bearer is not None:
-                    self.bearer.note_nonce(response.headers.get(NONCE_HEADER))
+                self.bearer.note_nonce(response.headers.get(NONCE_HEADER))
                 yield response
         except ClientError as error:
             error.was_sent = exchange.is_sent
@@ -131,8 +130,7 @@ class Transport:
             "User-Agent": f"{mcp.HALL_NAME}/{mcp.HALL_VERSION}",
             mcp.VERSION_HEADER: session.version,
         }
-        if self.bearer is not None:
-            headers |= self.bearer.headers(method, self.url)
+        headers |= self.bearer.headers(method, self.url)
         if session.id:
             headers[mcp.SESSION_HEADER] = session.id
         return headers

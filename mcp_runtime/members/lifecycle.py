@@ -213,10 +213,8 @@ class Lifecycle:
     def _handle_sign_in_over(self, member_id: int, token: AccessToken, reason: str) -> None:
         """End the connection of a member whose tokens are over. A start in progress ends by itself."""
         live_member = self.connected_member(member_id)
-        if live_member is None or live_member.stop_requested.is_set():
-            return
-        if live_member.token is not token:
-            return  # this connection has tokens of a later sign-in
+        if live_member is None or live_member.stop_requested.is_set() or live_member.token is not token:
+            return  # it ends already, or this connection has tokens of a later sign-in
         live_member.stop_requested.set()
         self._members.remove(live_member)
         message = f"member {live_member.name!r} {reason}"
