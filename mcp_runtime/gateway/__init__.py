@@ -20,6 +20,7 @@ A module imports only modules that stand further down in this list. A request ta
     legacy, modern          clients with sessions; clients of MCP 2026-07-28
     session_streams         GET requests of clients with sessions: notifications, and streams to resume
     responder               the response to one request, as JSON or as a stream
+    awaited_sign_ins        tells clients that the sign-ins that they were asked for are done
     forwarding              forwards requests for members of other nodes, and relays the replies
     endpoints               the handlers of all methods; each tool call goes into the call log
     streams                 streams of notifications; streams that wait for a client that lost them

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mcp_runtime.gateway import eras, failures
+from mcp_runtime.gateway.awaited_sign_ins import AwaitedSignIns
 from mcp_runtime.gateway.catalog import Place
 from mcp_runtime.gateway.endpoints.routing import Endpoints
 from mcp_runtime.gateway.forwarding import Forwarding, refuse_forwarded
@@ -17,17 +18,24 @@ from mcp_runtime.gateway.replies import JSON_HEADERS, STREAM_HEADERS, encoded
 from mcp_runtime.gateway.streams.resumable import ResumableStreams, TakenOverError
 from mcp_runtime.http1.server import HttpExchange
 from mcp_runtime.protocol import jsonrpc
-from mcp_runtime.protocol.errors import ClientError, InputNeededError, MethodError, ProtocolError
+from mcp_runtime.protocol.errors import ClientError, InputNeededError, MethodError, PageNeededError, ProtocolError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR
 
 
 class Responder:
     """Answers requests over HTTP. If the client disconnects, its request is cancelled, unless it can be resumed."""
 
-    def __init__(self, endpoints: Endpoints, resumable: ResumableStreams, forwarding: Forwarding) -> None:
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        resumable: ResumableStreams,
+        forwarding: Forwarding,
+        awaited_sign_ins: AwaitedSignIns,
+    ) -> None:
         self._endpoints = endpoints
         self._resumable = resumable
         self._forwarding = forwarding
+        self._awaited_sign_ins = awaited_sign_ins
 
     @contextlib.contextmanager
     def running(self, session: ClientSession, request: Request) -> Iterator[None]:
@@ -71,7 +79,7 @@ class Responder:
                     reply = await self._endpoints.answer(post.place, request)
                     answer = await self._forward(reply, request, out) if isinstance(reply, Stream) else reply
         except (MethodError, TimeoutError, ClientError) as error:
-            answer = _error_reply(request, error)
+            answer = self._fail(request, error)
         await out.end(answer)
 
     async def final(self, post: Post, request: Request, message: Any) -> Answer:
@@ -104,7 +112,7 @@ class Responder:
                             return Answer(event.data, event.status)
                 raise ProtocolError("the stream ended without the answer")
         except (MethodError, TimeoutError, ClientError) as error:
-            return _error_reply(request, error)
+            return self._fail(request, error)
 
     async def resume(self, session: ClientSession, event_id: str, exchange: HttpExchange) -> bool:
         """Send the rest of a reply to a client that lost its stream after that event.
@@ -130,8 +138,14 @@ class Responder:
                 stream.go_on(event_id)
                 answer = await self._forward(stream, request, out, starts_at_once=True)
         except (MethodError, TimeoutError, ClientError) as error:
-            answer = _error_reply(request, error)
+            answer = self._fail(request, error)
         await out.end(answer)
+
+    def _fail(self, request: Request, error: MethodError | TimeoutError | ClientError) -> Answer:
+        """Return the error for the client, who may be asked to let its user sign in first."""
+        if isinstance(error, PageNeededError) and request.client.session is not None:
+            self._awaited_sign_ins.note(request.client.session, error)
+        return _error_reply(request, error)
 
     async def _forward(
         self, stream: Stream, request: Request, out: Outgoing, *, starts_at_once: bool = False

@@ -20,6 +20,7 @@ from django.db import Error, connection
 from mcp_runtime.gateway import hop_seals
 from mcp_runtime.gateway.app import App
 from mcp_runtime.gateway.auth import AccessWatch, Principals
+from mcp_runtime.gateway.awaited_sign_ins import AwaitedSignIns
 from mcp_runtime.gateway.call_log import Recorder
 from mcp_runtime.gateway.client_sessions import Sessions
 from mcp_runtime.gateway.endpoints.answers import Rewriting
@@ -187,11 +188,13 @@ class Gateway:
         self._client_streams = ClientStreams(
             upstream, upstream_sessions, modern, questions, members, hop, self._principals.principal
         )
+        self._awaited_sign_ins = awaited_sign_ins = AwaitedSignIns()
         self._resumable = resumable = ResumableStreams()
         self._feed = Feed()
 
         def on_session_drop(session: ClientSession) -> None:
             resumable.give_up_all(session)
+            awaited_sign_ins.forget(session)
             upstream_sessions.close_sessions_of(session)
 
         self._sessions = Sessions(on_session_drop)
@@ -249,7 +252,7 @@ class Gateway:
             MemberEndpoints(members, holds, upstream, relay, rewriting),
         )
         self._forwarding = forwarding = Forwarding(self._hop, members)
-        responder = Responder(endpoints, self._resumable, forwarding)
+        responder = Responder(endpoints, self._resumable, forwarding, self._awaited_sign_ins)
         streams = SessionStreams(
             self._principals, self._client_streams, upstream_sessions, questions, responder, members, forwarding
         )
@@ -315,12 +318,14 @@ class Gateway:
     # Access -------------------------------------------------------------------------------------------------------
 
     def _watch_access(self) -> None:
-        """Notice changes of permissions. This runs in its own thread."""
+        """Notice changes of permissions, and sign-ins that clients wait for. This runs in its own thread."""
         watch = AccessWatch(self._principals.cached_principals)
         while not self._stopping.wait(watch.seconds):
             try:
                 if watch.look():
                     self._call_soon(self._access_changed)
+                if done := self._awaited_sign_ins.look():
+                    self._call_soon(self._awaited_sign_ins.finish, done)
             except Exception as error:
                 if not isinstance(error, Error):  # this thread must not end: it notices revoked tokens
                     logger.exception("the gateway could not check for changed permissions; it will try again")

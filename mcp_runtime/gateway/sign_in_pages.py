@@ -2,8 +2,9 @@
 
 It is never the address of the authorization server: only the user who logged in at the hall can begin there.
 
-A client of 2025-11-25 is asked with an error (25-11: client/elicitation). A client of 2026-07-28 is asked with a result
-that needs input (26: basic/patterns/mrtr), and sends its request again, with the answer, when its user opened the page.
+A client of 2025-11-25 is asked with an error (25-11: client/elicitation), and told when its user has signed in.
+A client of 2026-07-28 is asked with a result that needs input (26: basic/patterns/mrtr), and sends its request again,
+with the answer, when its user opened the page.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from mcp_runtime.gateway.messages import Request
 from mcp_runtime.protocol import mcp
-from mcp_runtime.protocol.errors import CallFailedError, InputNeededError, SignInNeededError
+from mcp_runtime.protocol.errors import CallFailedError, InputNeededError, PageNeededError, SignInNeededError
 
 KEY = "guildhall-sign-in"  # of the question and its answer. They are not the member's
 
@@ -22,7 +23,7 @@ def asked(failure: CallFailedError, error: SignInNeededError, member: str, reque
     """Return the failure in the form that asks the client, or unchanged if it cannot open pages."""
     client = request.client
     elicitation = client.capabilities.get("elicitation")
-    if not error.page or not isinstance(elicitation, dict) or "url" not in elicitation:
+    if error.own is None or not error.page or not isinstance(elicitation, dict) or "url" not in elicitation:
         return failure
     message = f"Sign in at {member}, so that the calls of {client.principal.name} can use your account there."
     page = {"mode": "url", "url": error.page, "message": message}
@@ -31,8 +32,8 @@ def asked(failure: CallFailedError, error: SignInNeededError, member: str, reque
             return failure
         return InputNeededError(failure, {KEY: {"method": "elicitation/create", "params": page}})
     if client.session is not None and client.session.version == "2025-11-25":
-        failure.code = mcp.URL_ELICITATION_REQUIRED
-        failure.data = {**failure.data, "elicitations": [{**page, "elicitationId": secrets.token_urlsafe(16)}]}
+        page["elicitationId"] = secrets.token_urlsafe(16)
+        return PageNeededError(failure, mcp.URL_ELICITATION_REQUIRED, page, error.own)
     return failure
 
 

@@ -22,6 +22,7 @@ from mcp_runtime.protocol.errors import (
     GrantOverError,
     HttpStatusError,
     OAuthError,
+    OwnSignIn,
     SecretError,
     ServerAwayError,
     SignInNeededError,
@@ -86,6 +87,13 @@ class AccessToken(Bearer):
         """Whether the login of one user at single sign-on gives the token, so that there is one when it is needed."""
         return self._is_own and self._holder.is_user
 
+    @property
+    def _own_sign_in(self) -> OwnSignIn | None:
+        """What the user of the token has to do to get the next one. None if it is not of one user."""
+        if self._holder.user_id is None:
+            return None
+        return OwnSignIn(self._member_id, self._holder.user_id, self._own_page, is_login=self.comes_from_login)
+
     # Before the connection ----------------------------------------------------------------------------------------
 
     def load(self) -> None:
@@ -118,9 +126,9 @@ class AccessToken(Bearer):
     def need(self) -> SignInNeededError:
         """Why a request cannot be sent while there is no token."""
         if self._is_own:
-            page = self._own_page if self._needs_login else ""
-            return SignInNeededError(f"has no account for you now: {self._reason}", page=page)
-        return SignInNeededError(self._sentence(), page=self._own_page)
+            own = self._own_sign_in if self._needs_login else None
+            return SignInNeededError(f"has no account for you now: {self._reason}", own=own)
+        return SignInNeededError(self._sentence(), own=self._own_sign_in)
 
     def needs(self, error: ChallengeError) -> SignInNeededError | None:
         """Why a person must sign in, if the refusal of the member means that. Asks the member for its metadata."""
@@ -195,7 +203,7 @@ class AccessToken(Bearer):
             return False
         if not unit_of_work(lambda: credentials.note_step_up(self._member_id, challenge.scopes, self._holder)):
             return False
-        raise SignInNeededError(self._sentence(challenge.scopes, is_more=True), challenge.scopes, self._own_page)
+        raise SignInNeededError(self._sentence(challenge.scopes, is_more=True), challenge.scopes, self._own_sign_in)
 
     def _over(self, reason: str, challenge: Challenge | None = None) -> SignInNeededError:
         if challenge is not None and challenge.is_oauth:
@@ -203,7 +211,7 @@ class AccessToken(Bearer):
         sentence = f"{self._sentence()} ({reason})"
         self._last, self.token = self.token or self._last, ""
         self._on_over(self, sentence)
-        return SignInNeededError(sentence, page=self._own_page)
+        return SignInNeededError(sentence, own=self._own_sign_in)
 
     def _renew(self, used: str, challenge: Challenge) -> None:
         """Let the token be another one than `used`. Threads of this process wait for the first of them."""

@@ -5,6 +5,7 @@ They are kept only if there is such a member, encrypted as secrets are, and unti
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from django.conf import settings
@@ -43,6 +44,16 @@ def of_user(user_id: int) -> tuple[str, str]:
             needs_login=True,
         )
     return row.issuer, values.decrypt_text(row.id_token, "the ID token of the user was")
+
+
+def users_with_one(user_ids: Collection[int]) -> set[int]:
+    """Those of the users for whom `of_user` has an ID token now. It may be one that the provider does not accept."""
+    issuer = settings.GUILD_HALL_OIDC_ISSUER.rstrip("/")
+    if not user_ids or not issuer:
+        return set()
+    rows = Identity.objects.filter(user_id__in=user_ids, user__is_active=True, id_token_ends_at__gt=clock.now())
+    named = rows.exclude(id_token="").values_list("user_id", "issuer")
+    return {user_id for user_id, of_row in named if of_row.rstrip("/") == issuer}
 
 
 def prune() -> None:

@@ -34,6 +34,7 @@ McpRuntimeError
   MethodError(code, message, data)     the error with which a method of ours answers
     CallFailedError(kind, message)     the member gave no answer to the client's request
       InputNeededError                 the client is asked to open a page first
+      PageNeededError                  the same, for a client of 2025-11-25
   MemberFailedError(kind, message)     a member gave no result to a person's request
   GatewayUnavailableError              the web or a command cannot reach a gateway
   AccessError                          no access
@@ -70,6 +71,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import EnumType, StrEnum
 from typing import Any, ClassVar
 
@@ -343,18 +345,36 @@ class ChallengeError(HttpStatusError):
         self.challenge = challenge
 
 
+@dataclass(frozen=True)
+class OwnSignIn:
+    """What one user has to do, and nobody else: sign in at a member, or with `is_login` log in to the hall again.
+
+    `page` is the address of the hall where the user does it.
+    """
+
+    member_id: int
+    user_id: int
+    page: str
+    is_login: bool = False
+
+
 class SignInNeededError(ClientError):
     """A person must sign in at the member's authorization server. The message says where. Nothing was served.
 
-    `page` is the address of the hall where the user of the request signs in, if only this user has to.
+    `own` is what the user of the request has to do, if only this user has to.
     """
 
     was_sent = False
 
-    def __init__(self, message: str, scopes: Sequence[str] = (), page: str = "") -> None:
+    def __init__(self, message: str, scopes: Sequence[str] = (), own: OwnSignIn | None = None) -> None:
         super().__init__(message)
         self.scopes = tuple(scopes)
-        self.page = page
+        self.own = own
+
+    @property
+    def page(self) -> str:
+        """The address of the hall where the user of the request signs in. Empty if another person has to."""
+        return self.own.page if self.own is not None else ""
 
 
 class ForeignAnswerError(TransportError):
@@ -445,6 +465,20 @@ class InputNeededError(CallFailedError):
         super().__init__(failure.kind, failure.message)
         self.data = failure.data
         self.requests = requests
+
+
+class PageNeededError(CallFailedError):
+    """The client is asked to open a page, and then to send its request again (25-11: client/elicitation).
+
+    `elicitation` is what the client gets, with its id. The client is told when its user has done `awaited`.
+    """
+
+    def __init__(self, failure: CallFailedError, code: int, elicitation: dict[str, Any], awaited: OwnSignIn) -> None:
+        super().__init__(failure.kind, failure.message)
+        self.code = code
+        self.data = {**failure.data, "elicitations": [elicitation]}
+        self.elicitation_id: str = elicitation["elicitationId"]
+        self.awaited = awaited
 
 
 class MemberFailedError(McpRuntimeError):

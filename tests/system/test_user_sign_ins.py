@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connections
 
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control import sign_ins
@@ -17,11 +19,12 @@ from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.rows.database import short_transaction
 from roster.models import Call, UserSignIn
 from tests.conftest import eventually
-from tests.support.agents import META, GatewayClient, make_token
+from tests.support.agents import META, GatewayClient, MessageStream, make_token
 from tests.support.api import client_of as rest_client_of
 from tests.support.hall import Hall, call, member, wait_for_status
 from tests.support.leaks import tables
 from tests.support.oauth_server import OAuthWorld, hash_of, oauth_world
+from tests.support.sdk_clients import python_sdk
 
 CALLS = 100
 TOOL = "vault__look"
@@ -262,3 +265,104 @@ def test_over_rest_each_user_sees_and_ends_only_the_own_sign_in(world: OAuthWorl
     assert "own-sign-in" in rows["anna"].error_message
     for name in ("bert", "carl"):
         assert world.accounts[rows[name].result["content"][0]["text"]] == name
+
+
+# Clients of 2025-11-25 are told when a sign-in is done ------------------------------------------------------------
+
+COMPLETE = "notifications/elicitation/complete"
+
+
+def able_client_of(hall: Hall, user: User, path: str = "/mcp") -> GatewayClient:
+    """A client that can open pages."""
+    return GatewayClient(hall, make_token(user), path).begin("2025-11-25", elicitation={"url": {}})
+
+
+def asked(client: GatewayClient, tool: str = TOOL) -> str:
+    """The id of the elicitation that a call is answered with."""
+    error = client.call(tool)["error"]
+    assert error["code"] == -32042, error
+    return str(error["data"]["elicitations"][0]["elicitationId"])
+
+
+def completed(stream: MessageStream) -> list[str]:
+    """All that the client was told so far."""
+    return [each["params"]["elicitationId"] for each in stream.all_messages if each.get("method") == COMPLETE]
+
+
+def test_each_client_that_listens_is_told_once_that_its_user_signed_in_and_no_other_client(
+    hall: Hall, world: OAuthWorld, users: dict[str, User]
+) -> None:
+    carl, olga = users["carl"], users["olga"]
+    clients = [able_client_of(hall, carl), able_client_of(hall, carl, "/mcp/vault"), able_client_of(hall, olga)]
+    ended, deaf = able_client_of(hall, carl), able_client_of(hall, carl)
+    streams = [client.listen() for client in (*clients, ended)]
+    ids = [asked(clients[0]), asked(clients[1], "look"), asked(clients[2])]
+    assert len({*ids, asked(ended), asked(deaf)}) == 5
+    assert ended.http.delete(ended.url).status_code == 204
+    assert streams[3].ended.wait(10)
+    sign_in(hall, world, carl, own=True)
+    for client, stream, elicitation_id in zip(clients[:2], streams, ids, strict=False):
+        assert stream.until(COMPLETE)["params"] == {"elicitationId": elicitation_id}
+        assert world.accounts[client.text("look" if client.url.endswith("vault") else TOOL)] == "carl"
+    assert world.accounts[deaf.text(TOOL)] == "carl"
+    sign_in(hall, world, olga, own=True)  # after her notification, those of others would have come as well
+    assert streams[2].until(COMPLETE)["params"] == {"elicitationId": ids[2]}
+    assert world.accounts[clients[2].text(TOOL)] == "olga"
+    assert [completed(stream) for stream in streams] == [[ids[0]], [ids[1]], [ids[2]], []]
+    for stream in streams:
+        stream.close()
+
+
+def test_a_client_is_told_of_the_sign_in_for_more_scopes_and_of_the_next_one(
+    hall: Hall, world: OAuthWorld, users: dict[str, User]
+) -> None:
+    world.needs = {"write": "admin"}
+    bert = able_client_of(hall, users["bert"])
+    with bert.listen() as stream:
+        more = asked(bert, "vault__write")
+        assert world.accounts[bert.text(TOOL)] == "bert"  # which needs no more, and ends no waiting
+        sign_in(hall, world, users["bert"], own=True)
+        assert stream.until(COMPLETE)["params"] == {"elicitationId": more}
+        assert world.accounts[bert.text("vault__write")] == "bert"
+        sign_ins.sign_out(member("vault"), users["bert"])
+        again = asked(bert)
+        sign_in(hall, world, users["bert"], own=True)
+        assert stream.until(COMPLETE)["params"] == {"elicitationId": again}
+        assert completed(stream) == [more, again]
+
+
+def test_the_python_sdk_repeats_a_call_by_itself_when_its_user_has_signed_in(
+    hall: Hall, world: OAuthWorld, users: dict[str, User]
+) -> None:
+    from mcp.shared.exceptions import MCPError, UrlElicitationRequiredError
+    from mcp_types import ElicitCompleteNotification
+
+    client_of(hall, users["carl"])  # the roster has the tool
+    told: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_message(message: object) -> None:
+        if isinstance(message, ElicitCompleteNotification):
+            told.put_nowait(message.params.elicitation_id)
+
+    async def on_question(*args: object) -> Any:
+        raise AssertionError("nobody asks in another way")
+
+    async def use() -> str:
+        url, token = f"http://{hall.address}:{hall.gateway_port}/mcp", make_token(users["carl"])
+        options = {"elicitation_callback": on_question, "message_handler": on_message}
+        async with python_sdk(url, token, "legacy", **options) as client:
+            with pytest.raises(MCPError) as refusal:
+                await client.text(TOOL, {})
+            (page,) = UrlElicitationRequiredError.from_error(refusal.value.error).elicitations
+            await asyncio.to_thread(in_thread, lambda: sign_in(hall, world, users["carl"], own=True))
+            assert await told.get() == page.elicitation_id
+            return await client.text(TOOL, {})
+
+    assert world.accounts[asyncio.run(asyncio.wait_for(use(), 50))] == "carl"
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    try:
+        work()
+    finally:
+        connections.close_all()

@@ -21,12 +21,13 @@ from django.utils import timezone
 from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.control import sign_ins, ways_in
 from mcp_runtime.control.secrets import KEY_STEPS, rotate_key
-from mcp_runtime.members import kept_id_tokens
+from mcp_runtime.members import kept_id_tokens, own_sign_ins
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.manifest.parser import parse
 from mcp_runtime.protocol.errors import (
     KeyFileError,
     ManifestError,
+    OwnSignIn,
     RequestRefusedError,
     SignInNeededError,
 )
@@ -469,6 +470,31 @@ def test_a_new_login_is_tried_at_once_after_the_one_before_was_refused(
         account_of_user(world, live_member, olga)
     log_in(world, olga)
     assert account_of_user(world, live_member, olga) == "olga"
+
+
+def test_a_login_is_awaited_until_there_is_another_one_than_the_refused_one(
+    stage: RemoteStage, world: OAuthWorld, by_user: dict[str, Any]
+) -> None:
+    olga = person(world, "olga")
+    _, live_member = connected(stage, world, by_user)
+
+    def need() -> OwnSignIn:
+        with pytest.raises(SignInNeededError) as need:
+            account_of_user(world, live_member, olga)
+        assert need.value.own is not None
+        return need.value.own
+
+    without_login = need()
+    assert own_sign_ins.done({without_login}) == set()
+    log_in(world, olga)
+    assert own_sign_ins.done({without_login}) == {without_login}
+    world.answers["/idp/token"] = lambda seen: (400, {}, b'{"error": "invalid_grant"}')
+    after_refusal = need()
+    assert own_sign_ins.done({after_refusal}) == set()  # although its ID token is not over
+    log_in(world, olga)
+    assert own_sign_ins.done({after_refusal}) == {after_refusal}
+    Identity.objects.update(id_token_ends_at=timezone.now() - timedelta(seconds=1))
+    assert own_sign_ins.done({after_refusal}) == set()
 
 
 def test_a_refused_person_is_told_so_and_nobody_else_is(

@@ -13,10 +13,10 @@ from django.test import Client
 from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.control import sign_ins, ways_in
 from mcp_runtime.control.secrets import KEY_STEPS, rotate_key
-from mcp_runtime.members import credentials
+from mcp_runtime.members import credentials, own_sign_ins
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.manifest.parser import parse
-from mcp_runtime.protocol.errors import GrantOverError, RequestRefusedError, SignInNeededError
+from mcp_runtime.protocol.errors import GrantOverError, OwnSignIn, RequestRefusedError, SignInNeededError
 from roster.models import AuditEntry, GuildMember, MemberSignIn, UserSignIn, UserSignInAttempt
 from tests.support.lifecycle_stage import RemoteStage, row
 from tests.support.oauth_server import OAuthWorld, oauth_world
@@ -294,3 +294,63 @@ def test_the_page_shows_the_viewers_state_and_signs_only_the_viewer_in(
     assert set(UserSignIn.objects.values_list("user__username", flat=True)) == {None, "olga"}
     nobody = Client().get(page)
     assert nobody.status_code == 302
+
+
+# What clients wait for --------------------------------------------------------------------------------------------
+
+
+def need_of_call(live_member: LiveMember, user: User, tool: str = "look") -> OwnSignIn:
+    """What the user has to do, according to a call that failed."""
+    assert live_member.users is not None
+    with pytest.raises(SignInNeededError) as need:
+        live_member.users.connected_client(user.pk, 5.0, Exchange(), "").invoke_tool(tool, {})
+    assert need.value.own is not None
+    return need.value.own
+
+
+def test_a_sign_in_is_awaited_until_this_user_has_signed_in(
+    stage: RemoteStage, world: OAuthWorld, olga: User, bert: User
+) -> None:
+    member, live_member = connected(stage, world, olga)
+    of_olga, of_bert = need_of_call(live_member, olga), need_of_call(live_member, bert)
+    assert own_sign_ins.done({of_olga, of_bert}) == set()
+    sign_in(world, member, bert, own=True)
+    assert own_sign_ins.done({of_olga, of_bert}) == {of_bert}
+    sign_ins.sign_out(member, bert)
+    assert own_sign_ins.done({need_of_call(live_member, bert)}) == set()
+
+
+def test_a_sign_in_that_the_authorization_server_ended_is_awaited_again(
+    stage: RemoteStage, world: OAuthWorld, olga: User
+) -> None:
+    member, live_member = connected(stage, world, olga)
+    sign_in(world, member, olga, own=True)
+    assert account_of_call(world, live_member, olga) == "olga"
+    world.access.clear()
+    world.refresh.clear()
+    need = need_of_call(live_member, olga)
+    assert own_sign_ins.done({need}) == set()
+    sign_in(world, member, olga, own=True)
+    assert own_sign_ins.done({need}) == {need}
+
+
+def test_a_sign_in_for_more_scopes_is_awaited_although_there_is_a_token(
+    stage: RemoteStage, world: OAuthWorld, olga: User
+) -> None:
+    world.needs = {"write": "write"}
+    member, live_member = connected(stage, world, olga)
+    sign_in(world, member, olga, own=True)
+    need = need_of_call(live_member, olga, "write")
+    assert own_sign_ins.done({need}) == set()
+    assert account_of_call(world, live_member, olga) == "olga"  # without the scope
+    assert own_sign_ins.done({need}) == set()
+    sign_in(world, member, olga, own=True)
+    assert own_sign_ins.done({need}) == {need}
+
+
+def test_a_user_who_is_not_active_any_more_has_done_nothing(stage: RemoteStage, world: OAuthWorld, olga: User) -> None:
+    member, live_member = connected(stage, world, olga)
+    need = need_of_call(live_member, olga)
+    sign_in(world, member, olga, own=True)
+    User.objects.filter(pk=olga.pk).update(is_active=False)
+    assert own_sign_ins.done({need}) == set()
