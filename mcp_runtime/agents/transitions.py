@@ -66,6 +66,7 @@ def create(members: Iterable[GuildMember], *, requester: Requester, name: str = 
     by_id = {member.pk: member for member in members}
     if not by_id:
         raise RequestRefusedError("an agent needs at least one member, whose tools it may use")
+    _require_own_account(by_id.values(), requester.user, requester.user)
     remote = [member.name for member in by_id.values() if member.server_url]
     if direct and remote:
         raise RequestRefusedError(
@@ -119,6 +120,7 @@ def queue(agent: Agent, prompt: Any, *, timeout: float, requester: Requester) ->
         raise RequestRefusedError(f"the prompt cannot be stored: {error}") from error
     if agent.messages.filter(status=Status.QUEUED).count() >= MAX_QUEUED:
         raise RequestRefusedError(f"agent {agent.name!r} has {MAX_QUEUED} messages waiting already")
+    _require_own_account(agent.members.all(), agent.created_by, requester.user)
     return AgentMessage.objects.create(
         agent=agent,
         prompt=clean,
@@ -251,11 +253,29 @@ def require_access(message: AgentMessage) -> None:
     """Raise AccessError if the requester or the agent's creator may not use all of its members any more.
 
     It is checked at the start, because the message may have waited for long, and a direct agent is not checked later.
+    Raises RequestRefusedError if the agent would use an account of somebody else.
     """
-    names = list(message.agent.members.values_list("name", flat=True))
+    members = list(message.agent.members.all())
     for who in (_asker(message), _maker(message)):
-        for name in names:
-            access.require_use(who, name)
+        for member in members:
+            access.require_use(who, member.name)
+    _require_own_account(members, message.agent.created_by, message.requested_by)
+
+
+def _require_own_account(members: Iterable[GuildMember], creator: User | None, asker: User | None) -> None:
+    """Raise RequestRefusedError if the agent has the account of another user than the asker at one of the members.
+
+    Its calls are those of its creator. At a member where each user signs in alone, they have the creator's account.
+    """
+    for member in members:
+        if not member.signs_in_by_user or (creator is not None and creator == asker):
+            continue
+        where = f"each user signs in at member {member.name!r} alone"
+        if asker is None or creator is None:
+            raise RequestRefusedError(
+                f"{where}, and this agent is of no user; make an agent as a user, such as over REST"
+            )
+        raise RequestRefusedError(f"{where}, and this agent has the account of {creator.get_username()!r} there")
 
 
 def _asker(message: AgentMessage) -> Principal:

@@ -81,7 +81,7 @@ class Report:
 
 def is_by_user(member: GuildMember) -> bool:
     """Whether each user of the member has an own sign-in."""
-    return (member.manifest.get("oauth") or {}).get("credentials") == "user"
+    return member.signs_in_by_user
 
 
 def report_of(member: GuildMember) -> Report | None:

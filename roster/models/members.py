@@ -237,6 +237,11 @@ class GuildMember(models.Model):
         return str(self.manifest.get("sandbox", "off"))
 
     @property
+    def signs_in_by_user(self) -> bool:
+        """Whether each user has an own sign-in at it, so that a call has the account of the user who asks."""
+        return (self.manifest.get("oauth") or {}).get("credentials") == "user"
+
+    @property
     def max_concurrency(self) -> int:
         """Calls that may run in it at the same time."""
         return int(self.manifest.get("max_concurrency", 16))

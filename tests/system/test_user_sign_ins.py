@@ -12,8 +12,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connections
 
+from mcp_runtime.agents import transitions
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control import sign_ins
+from mcp_runtime.control.agents import create_agent
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.rows.database import short_transaction
@@ -265,6 +267,19 @@ def test_over_rest_each_user_sees_and_ends_only_the_own_sign_in(world: OAuthWorl
     assert "own-sign-in" in rows["anna"].error_message
     for name in ("bert", "carl"):
         assert world.accounts[rows[name].result["content"][0]["text"]] == name
+
+
+def test_an_agent_has_the_account_of_its_creator(hall: Hall, world: OAuthWorld, users: dict[str, User]) -> None:
+    clients = {}
+    for name in ("anna", "bert", "carl"):
+        requester = Requester(Call.Source.REST, users[name])
+        agent = create_agent(["vault"], requester=requester)
+        message = transitions.queue(agent, "hello", timeout=60, requester=requester)
+        clients[name] = GatewayClient(hall, transitions.make_token(message), f"/agents/{agent.pk}/mcp").begin()
+    eventually(lambda: TOOL in clients["anna"].tools(), within=20)
+    for name in ("anna", "bert"):
+        assert world.accounts[clients[name].text(TOOL)] == name
+    assert f"/members/{member('vault').pk}/own-sign-in/" in clients["carl"].call(TOOL)["error"]["message"]
 
 
 # Clients of 2025-11-25 are told when a sign-in is done ------------------------------------------------------------

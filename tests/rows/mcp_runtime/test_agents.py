@@ -277,6 +277,31 @@ def test_messages_of_the_operator_may_run_and_those_of_deleted_users_may_not(age
         transitions.require_access(message)
 
 
+def test_an_agent_uses_the_account_of_its_creator_at_a_member_for_the_creator_alone(
+    agent_of_bob: Agent, agent: Agent, anna: GuildMember
+) -> None:
+    bob, olga = agent_of_bob.created_by, User.objects.create_superuser("olga")
+    before = [
+        queue_message(agent_of_bob, "hello", requester=Requester(Call.Source.REST, olga)),
+        queue_message(agent_of_bob, "hello", requester=COMMAND_LINE),
+        queue_message(agent, "hello", requester=COMMAND_LINE),
+    ]
+    GuildMember.objects.update(manifest={"oauth": {"credentials": "user"}})
+    requester = Requester(Call.Source.REST, bob)
+    transitions.require_access(queue_message(agent_of_bob, "hello", requester=requester))
+    create_agent(["anna"], requester=requester)
+    for message, text in zip(before, ["has the account of 'bob'", "is of no user", "is of no user"], strict=True):
+        with pytest.raises(RequestRefusedError, match=text):
+            transitions.require_access(AgentMessage.objects.get(pk=message.pk))
+    with pytest.raises(RequestRefusedError, match="has the account of 'bob' there"):
+        queue_message(agent_of_bob, "hello", requester=Requester(Call.Source.REST, olga))
+    for other in (agent_of_bob, agent):
+        with pytest.raises(RequestRefusedError, match="is of no user"):
+            queue_message(other, "hello", requester=COMMAND_LINE)
+    with pytest.raises(RequestRefusedError, match="is of no user"):
+        create_agent(["anna"], requester=COMMAND_LINE)
+
+
 def test_running_messages_of_a_dead_runtime_end_as_lost_and_queued_ones_stay(agent: Agent, lease_id: uuid.UUID) -> None:
     User.objects.create_superuser("alice")
     message, queued_message = add_running_message(agent, lease_id), add_queued_message(agent)
