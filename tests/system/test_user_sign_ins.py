@@ -362,8 +362,9 @@ def test_the_python_sdk_repeats_a_call_by_itself_when_its_user_has_signed_in(
     async def on_question(*args: object) -> Any:
         raise AssertionError("nobody asks in another way")
 
+    url, token = f"http://{hall.address}:{hall.gateway_port}/mcp", make_token(users["carl"])
+
     async def use() -> str:
-        url, token = f"http://{hall.address}:{hall.gateway_port}/mcp", make_token(users["carl"])
         options = {"elicitation_callback": on_question, "message_handler": on_message}
         async with python_sdk(url, token, "legacy", **options) as client:
             with pytest.raises(MCPError) as refusal:
