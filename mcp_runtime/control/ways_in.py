@@ -77,6 +77,7 @@ class Report:
     signed_in_by: str = ""
     expires_at: datetime | None = None
     explanation: str = ""  # without a person at the authorization server: a sentence about the grant
+    last_try_failed: bool = False  # to get or renew the tokens. The error of the call has the reason
 
 
 def is_by_user(member: GuildMember) -> bool:
@@ -109,7 +110,9 @@ def own_report_of(member: GuildMember, user: User) -> Report | None:
     grant = own_grant_of(member)
     explanation = sentence(grant, own=True)
     if row is None or not row.has_tokens:
-        return Report(grant, "none" if explanation else "needed", explanation=explanation)
+        failed = row is not None and row.next_refresh_at is not None
+        state = "none" if explanation else "needed"
+        return Report(grant, state, explanation=explanation, last_try_failed=failed)
     return _report(row, "more scopes needed" if row.wanted_scopes else "signed in", grant, explanation)
 
 
@@ -131,6 +134,7 @@ def _report(row: SignIn, state: str, grant: str, explanation: str) -> Report:
         signed_in_at=row.signed_in_at if row.has_tokens else None,
         signed_in_by=user.get_username() if user and row.has_tokens else "",
         expires_at=row.expires_at,
+        last_try_failed=row.next_refresh_at is not None,
     )
 
 

@@ -127,7 +127,8 @@ class AccessToken(Bearer):
         """Why a request cannot be sent while there is no token."""
         if self._is_own:
             own = self._own_sign_in if self._needs_login else None
-            return SignInNeededError(f"has no account for you now: {self._reason}", own=own)
+            where = f" at {self._own_page}" if self._needs_login else ""  # such a reason ends with "log in to the hall"
+            return SignInNeededError(f"has no account for you now: {self._reason}{where}", own=own)
         return SignInNeededError(self._sentence(), own=self._own_sign_in)
 
     def needs(self, error: ChallengeError) -> SignInNeededError | None:

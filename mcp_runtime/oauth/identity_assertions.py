@@ -56,6 +56,7 @@ def exchange(
         values = grants.answer_of(provider, client, form, guard, (id_token,))
     except GrantOverError as error:
         text = f"the identity provider does not accept the ID token: {error}"
+        text += "; log in to the hall again" if is_of_user else ""
         raise AssertionRefusedError(text, needs_login=True) from error
     assertion = values.get("access_token")
     if values.get("issued_token_type") != ID_JAG or not isinstance(assertion, str):

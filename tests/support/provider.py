@@ -55,6 +55,7 @@ class Provider:
     answers      other answers than the usual ones, by the path
     person       the claims about the person. Those in `only_in_userinfo` are not in the ID token
     public       the ids of clients of the gateway, which register themselves and have no secret
+    exchange     answers the form of a token exchange (RFC 8693), after the hall has proved who it is
     """
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class Provider:
         self.sign: Callable[[Claims], str] = self.signed
         self.discovery: Callable[[Claims], None] = lambda document: None
         self.callback: Callable[[dict[str, str]], None] = lambda query: None
+        self.exchange: Callable[[dict[str, str]], Answer] = lambda form: Answer(400, b'{"error": "invalid_request"}')
         self.answers: dict[str, Answer] = {}
         self.requests: list[str] = []
         self.faults: list[str] = []
@@ -168,6 +170,8 @@ class Provider:
         client_id, _, secret = base64.b64decode(authorization.removeprefix("Basic ")).decode().partition(":")
         if (unquote_plus(client_id), unquote_plus(secret)) != (CLIENT_ID, CLIENT_SECRET):
             return Answer(401, b'{"error": "invalid_client"}')
+        if form.get("grant_type") == "urn:ietf:params:oauth:grant-type:token-exchange":
+            return self.exchange(form)
         is_good = query is not None and query["code_challenge"] == challenge
         if query is None or not is_good or query["redirect_uri"] != form.get("redirect_uri"):
             return Answer(400, b'{"error": "invalid_grant"}')

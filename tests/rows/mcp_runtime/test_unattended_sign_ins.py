@@ -460,15 +460,20 @@ def test_a_new_login_is_tried_at_once_after_the_one_before_was_refused(
     stage: RemoteStage, world: OAuthWorld, by_user: dict[str, Any]
 ) -> None:
     olga = person(world, "olga")
-    _, live_member = connected(stage, world, by_user)
+    member, live_member = connected(stage, world, by_user)
     log_in(world, olga)
     world.answers["/idp/token"] = lambda seen: (400, {}, b'{"error": "invalid_grant"}')
-    with pytest.raises(SignInNeededError, match="invalid_grant"):
+    page = f"/members/{member.pk}/own-sign-in/"
+    with pytest.raises(SignInNeededError, match=f"invalid_grant; log in to the hall again at .*{page}$"):
         account_of_user(world, live_member, olga)
+    assert (report := ways_in.own_report_of(member, olga)) is not None
+    assert report.last_try_failed
     del world.answers["/idp/token"]
     with pytest.raises(SignInNeededError):  # without a login it waits
         account_of_user(world, live_member, olga)
     log_in(world, olga)
+    assert (report := ways_in.own_report_of(member, olga)) is not None
+    assert not report.last_try_failed
     assert account_of_user(world, live_member, olga) == "olga"
 
 
