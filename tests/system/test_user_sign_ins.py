@@ -349,14 +349,14 @@ def test_a_client_is_told_of_the_sign_in_for_more_scopes_and_of_the_next_one(
 def test_the_python_sdk_repeats_a_call_by_itself_when_its_user_has_signed_in(
     hall: Hall, world: OAuthWorld, users: dict[str, User]
 ) -> None:
+    from mcp import types
     from mcp.shared.exceptions import MCPError, UrlElicitationRequiredError
-    from mcp_types import ElicitCompleteNotification
 
     client_of(hall, users["carl"])  # the roster has the tool
     told: asyncio.Queue[str] = asyncio.Queue()
 
     async def on_message(message: object) -> None:
-        if isinstance(message, ElicitCompleteNotification):
+        if isinstance(message, types.ElicitCompleteNotification):
             told.put_nowait(message.params.elicitation_id)
 
     async def on_question(*args: object) -> Any:
