@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import jwt
 import pytest
-from jwcrypto.jwk import JWK
 
 from mcp_runtime.client.bearer import Bearer, nonce_in
 from mcp_runtime.client.outside import Guard
@@ -38,8 +37,9 @@ def test_a_key_is_the_same_after_it_was_kept_and_its_secret_leaves_in_no_proof()
     key = ProofKey.new()
     kept = ProofKey(key.secret)
     assert kept.thumbprint == key.thumbprint != ProofKey.new().thumbprint
-    public = jwt.get_unverified_header(kept.proof("POST", URL))["jwk"]
-    assert key.thumbprint == JWK(**public).thumbprint()
+    proof = kept.proof("POST", URL)
+    public = jwt.get_unverified_header(proof)["jwk"]
+    assert key.thumbprint == Proofs().thumbprint(proof, "POST", URL)
     assert set(public) == {"kty", "crv", "x", "y"}
     assert key.secret not in repr(key)
 
