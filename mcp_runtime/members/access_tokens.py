@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 
 from mcp_runtime.client.bearer import Bearer
 from mcp_runtime.client.outside import Guard
-from mcp_runtime.members import credentials
+from mcp_runtime.members import credentials, unattended
 from mcp_runtime.members.credentials import Held, Holder
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.unattended import Proofs, Unattended
@@ -28,6 +28,7 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import unit_of_work
+from roster.models import SignIn
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -64,6 +65,7 @@ class AccessToken(Bearer):
         self._needs_login = False  # whether a login of the user would end this reason
         self._on_over = on_over
         self._holder = holder
+        self._way = unattended.way_of(manifest.oauth, holder)
         self._own_page = own_page
         self._row_id = 0
         self._lock = threading.Lock()
@@ -89,8 +91,12 @@ class AccessToken(Bearer):
     # Before the connection ----------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take the token from the row, and renew it if its end is near. Raises OAuthError, KeyFileError."""
-        row = credentials.row_of(self._member_id, self._manifest.url, self._holder)
+        """Take the token from the row, and renew it if its end is near. Raises OAuthError, KeyFileError.
+
+        What the hall got before the manifest changed the way is forgotten, for all users of the member.
+        """
+        unattended.forget_other_ways(self._member_id, self._manifest.oauth)
+        row = self._row()
         if row is None or not row.has_tokens:
             self._version = row.version if row else 0  # a sign-in of a person may have ended before
             return
@@ -107,7 +113,7 @@ class AccessToken(Bearer):
 
     def look(self) -> None:
         """Let the token be that of the row as it is now, so that a sign-out ends it at once. Raises KeyFileError."""
-        row = credentials.row_of(self._member_id, self._manifest.url, self._holder)
+        row = self._row()
         if row is None or not row.has_tokens:
             self._last, self.token = self.token or self._last, ""
             self._version = row.version if row else 0
@@ -221,7 +227,10 @@ class AccessToken(Bearer):
             ask = self._own.ask(proofs, self._note(challenge), guard)
         else:
             ask = credentials.refresh_of(guard)
-        return credentials.renew(self._member_id, self._manifest.url, self._version, ask, self._holder)
+        return credentials.renew(self._member_id, self._manifest.url, self._version, ask, self._holder, self._way)
+
+    def _row(self) -> SignIn | None:
+        return credentials.row_of(self._member_id, self._manifest.url, self._holder, self._way)
 
     def _note(self, challenge: Challenge) -> Challenge:
         return credentials.note_challenge(self._member_id, self._manifest.url, challenge, self._holder)
