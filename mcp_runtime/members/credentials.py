@@ -26,7 +26,14 @@ from mcp_runtime.oauth.challenges import Challenge
 from mcp_runtime.oauth.clients import OAuthClient
 from mcp_runtime.oauth.discovery import AuthorizationServer
 from mcp_runtime.oauth.grants import Tokens
-from mcp_runtime.protocol.errors import ClientOverError, GrantOverError, KeyFileError, OAuthError, ServerAwayError
+from mcp_runtime.protocol.errors import (
+    AccessEndedError,
+    ClientOverError,
+    GrantOverError,
+    KeyFileError,
+    OAuthError,
+    ServerAwayError,
+)
 from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import give_connection_back, persistently, short_transaction
 from mcp_runtime.secrets import values
@@ -286,7 +293,8 @@ def require_issuer(server: AuthorizationServer, issuer: str, held: Held | None) 
 def renew(member_id: int, url: str, version: int, ask: Ask, holder: Holder = EVERYBODY, way: str = PERSON) -> Held:
     """Tokens for `url` that are newer than those of `version`. All who ask at the same time cause one request.
 
-    Raises GrantOverError if a person must sign in again, and another OAuthError if there are none now.
+    Raises GrantOverError if a person must sign in again, and another OAuthError if there are none now. After an
+    AccessEndedError the row has none either, so that no other process uses them.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
@@ -297,10 +305,10 @@ def renew(member_id: int, url: str, version: int, ask: Ask, holder: Holder = EVE
             raise GrantOverError("the member has another url now")
         if not row.came_by(way):
             raise GrantOverError("the member has another grant now")
-        if row.version != version:
-            if not row.has_tokens:
-                raise GrantOverError("the authorization server ended the sign-in")
+        if row.version != version and row.has_tokens:
             return read(row)
+        if row.version != version and way == PERSON:
+            raise GrantOverError("the authorization server ended the sign-in")
         now = clock.now()
         if row.next_refresh_at is not None and now < row.next_refresh_at < _latest(now, LONGEST_PAUSE):
             raise ServerAwayError("the last try failed a moment ago")
@@ -345,13 +353,17 @@ def _renew(row: SignIn, lease: uuid.UUID, ask: Ask, way: str) -> Held | None:
         if not persistently(lambda: _end(row, lease, is_client_over=is_client_over)):
             return None
         raise
-    except BaseException:
+    except BaseException as error:
         seconds = min(2.0 ** min(row.refresh_failures, 10), LONGEST_PAUSE)
-        own.update(
-            refresh_lease=None,
-            refresh_failures=F("refresh_failures") + 1,
-            next_refresh_at=clock.now() + timedelta(seconds=seconds),
-        )
+        pause: dict[str, Any] = {
+            "refresh_lease": None,
+            "refresh_failures": F("refresh_failures") + 1,
+            "next_refresh_at": clock.now() + timedelta(seconds=seconds),
+        }
+        if isinstance(error, AccessEndedError) and row.has_tokens:
+            persistently(lambda: _end(row, lease, **pause))
+        else:
+            own.update(**pause)
         raise
 
     def write() -> int:
@@ -368,7 +380,7 @@ def _renew(row: SignIn, lease: uuid.UUID, ask: Ask, way: str) -> Held | None:
     )
 
 
-def _end(row: SignIn, lease: uuid.UUID, *, is_client_over: bool) -> int:
+def _end(row: SignIn, lease: uuid.UUID, *, is_client_over: bool = False, **more: Any) -> int:
     """The tokens are over. Who the hall is at the authorization server stays if it is of use. 0 if the lease is lost.
 
     A client of the manifest stays in any case, because its secret is for this authorization server alone.
@@ -381,4 +393,4 @@ def _end(row: SignIn, lease: uuid.UUID, *, is_client_over: bool) -> int:
         if held.server is not None and held.client is not None and not is_gone:
             nothing = _columns(held.server, held.client, None, row.way)
         own = _same(row).filter(refresh_lease=lease)
-        return own.update(**nothing, version=F("version") + 1)
+        return own.update(**{**nothing, **more}, version=F("version") + 1)

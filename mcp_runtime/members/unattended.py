@@ -82,6 +82,11 @@ class Unattended:
     read_proofs: Callable[[], Proofs]
     plain_http_hosts: Collection[str] = ()
 
+    @property
+    def is_asserted(self) -> bool:
+        """Whether somebody else vouches each time, and so decides whether the access goes on."""
+        return self.oauth.grant in ("workload_identity", "enterprise_managed")
+
     def ask(self, proofs: Proofs, challenge: Challenge, guard: Guard) -> Ask:
         """Ask for tokens with these proofs, which were read before, because a request may take long."""
         return partial(self._tokens, proofs, challenge, guard)
