@@ -20,6 +20,7 @@ from typing import Any
 
 from django.db.models import F, Q, QuerySet
 
+from mcp_runtime.client import outside
 from mcp_runtime.client.outside import Guard
 from mcp_runtime.oauth import clients, grants
 from mcp_runtime.oauth.challenges import Challenge
@@ -39,8 +40,10 @@ from mcp_runtime.rows.database import give_connection_back, persistently, short_
 from mcp_runtime.secrets import values
 from roster.models import GuildMember, MemberSignIn, SignIn, UserSignIn
 
-LEASE_SECONDS = 30.0  # longer than a request to the token endpoint can take
-WAIT_SECONDS = 25.0  # for the refresh of another process
+# Of all requests for one renewal: perhaps the metadata of three servers, an exchange, and the request for the token.
+ASK_SECONDS = 20.0
+WAIT_SECONDS = 25.0  # for the renewal of another process, which is over or failed then
+LEASE_SECONDS = 30.0  # longer than the requests and the write of what came, or another process would ask too
 LOOK_SECONDS = 0.05
 PERSON = SignIn.PERSON
 EARLY_SECONDS = 60.0  # before the end of the access token. Of a short one, half of its life
@@ -347,7 +350,8 @@ def _renew(row: SignIn, lease: uuid.UUID, ask: Ask, way: str) -> Held | None:
     give_connection_back()
     try:
         held = read(row)
-        server, client, tokens = ask(held)
+        with outside.in_total(ASK_SECONDS):
+            server, client, tokens = ask(held)
     except GrantOverError as error:
         is_client_over = isinstance(error, ClientOverError)
         if not persistently(lambda: _end(row, lease, is_client_over=is_client_over)):

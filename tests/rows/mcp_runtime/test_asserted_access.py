@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,15 +13,16 @@ import pytest
 from django.contrib.auth.models import User
 from django.utils import timezone
 
+from mcp_runtime.client import outside
 from mcp_runtime.client.exchanges import Exchange
-from mcp_runtime.members import kept_id_tokens
+from mcp_runtime.members import credentials, kept_id_tokens
 from mcp_runtime.members.access_tokens import AccessToken
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.oauth.grants import ASSERTED_SECONDS
 from mcp_runtime.protocol.errors import ClientError, SignInNeededError
 from roster.models import GuildMember, Identity, MemberSignIn, UserSignIn
 from tests.support.lifecycle_stage import RemoteStage, row
-from tests.support.oauth_server import OAuthWorld, oauth_world
+from tests.support.oauth_server import Answer, OAuthWorld, Seen, oauth_world
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -138,6 +140,34 @@ def test_while_the_provider_is_away_the_token_is_used_to_the_end_of_its_life_and
     pass_time(monkeypatch, ASSERTED_SECONDS + 10)
     token.renew_early()
     assert token.token == ""
+
+
+# Slow servers -----------------------------------------------------------------------------------------------------
+
+
+def test_all_requests_for_one_renewal_end_before_another_process_may_ask() -> None:
+    assert outside.TIMEOUT < credentials.ASK_SECONDS < credentials.WAIT_SECONDS < credentials.LEASE_SECONDS
+
+
+def test_slow_answers_do_not_add_up_to_more_than_the_total_of_a_renewal(
+    stage: RemoteStage, world: OAuthWorld, oauth: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "ASK_SECONDS", 1.0)
+
+    def slowly(seen: Seen) -> Answer:
+        time.sleep(0.7)
+        return (
+            world.exchange(seen) if seen.path == "/idp/token" else (200, {}, json.dumps(world.as_metadata()).encode())
+        )
+
+    for path in ("/.well-known/oauth-authorization-server", "/idp/token"):
+        world.answers[path] = slowly
+    member = stage.add_remote(world.url, oauth=oauth)
+    stage.lifecycle.start(member.pk)
+    assert row(member).status == "error"
+    assert "/token" not in world.paths()
+    signed_in = MemberSignIn.objects.get()
+    assert (signed_in.refresh_lease, signed_in.refresh_failures) == (None, 1)
 
 
 # A refusal --------------------------------------------------------------------------------------------------------
