@@ -22,7 +22,7 @@ from mcp_runtime.client.outside import Guard, Place
 from mcp_runtime.members import credentials, kept_id_tokens
 from mcp_runtime.members.credentials import EVERYBODY, LISTS, PERSON, Ask, Held, Holder, require_issuer
 from mcp_runtime.members.manifest.declaration import Manifest, OAuth
-from mcp_runtime.oauth import clients, discovery, grants, identity_assertions
+from mcp_runtime.oauth import clients, discovery, grants, identity_assertions, providers
 from mcp_runtime.oauth.challenges import Challenge
 from mcp_runtime.oauth.clients import OAuthClient
 from mcp_runtime.oauth.discovery import AuthorizationServer
@@ -115,11 +115,12 @@ class Unattended:
         # The manifest or the settings name the provider, which may be in the network of the company.
         guard = Guard((Place.PUBLIC, Place.PRIVATE), proofs.issuer, self.plain_http_hosts)
         try:
-            provider = discovery.identity_provider(proofs.issuer, server.resource, guard)
-            client = clients.known(proofs.client_id, proofs.client_secret, provider, "manifest")
-            return identity_assertions.exchange(
-                provider, client, proofs.id_token, server, scopes, guard, is_of_user=proofs.is_of_user
-            )
+            with providers.asked(proofs.issuer, guard) as known:
+                provider = replace(known, resource=server.resource)
+                client = clients.known(proofs.client_id, proofs.client_secret, provider, "manifest")
+                return identity_assertions.exchange(
+                    provider, client, proofs.id_token, server, scopes, guard, is_of_user=proofs.is_of_user
+                )
         except AssertionRefusedError:
             raise
         except OAuthError as error:

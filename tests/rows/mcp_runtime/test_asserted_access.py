@@ -18,6 +18,7 @@ from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.members import credentials, kept_id_tokens
 from mcp_runtime.members.access_tokens import AccessToken
 from mcp_runtime.members.live import LiveMember
+from mcp_runtime.oauth import providers
 from mcp_runtime.oauth.grants import ASSERTED_SECONDS
 from mcp_runtime.protocol.errors import ClientError, SignInNeededError
 from roster.models import GuildMember, Identity, MemberSignIn, UserSignIn
@@ -39,6 +40,8 @@ AWAY = {
     "a page": (200, {}, b"<html>"),
     "nothing there": (404, {}, b"<html>"),
 }
+
+ABOUT_PROVIDER = "/.well-known/oauth-authorization-server/idp"
 
 
 @pytest.fixture
@@ -156,9 +159,9 @@ def test_slow_answers_do_not_add_up_to_more_than_the_total_of_a_renewal(
 
     def slowly(seen: Seen) -> Answer:
         time.sleep(0.7)
-        return (
-            world.exchange(seen) if seen.path == "/idp/token" else (200, {}, json.dumps(world.as_metadata()).encode())
-        )
+        if seen.path == "/idp/token":
+            return world.exchange(seen)
+        return 200, {}, json.dumps(world.as_metadata()).encode()
 
     for path in ("/.well-known/oauth-authorization-server", "/idp/token"):
         world.answers[path] = slowly
@@ -168,6 +171,52 @@ def test_slow_answers_do_not_add_up_to_more_than_the_total_of_a_renewal(
     assert "/token" not in world.paths()
     signed_in = MemberSignIn.objects.get()
     assert (signed_in.refresh_lease, signed_in.refresh_failures) == (None, 1)
+
+
+def test_the_identity_provider_is_asked_about_itself_once_for_all_users_and_again_after_an_hour(
+    stage: RemoteStage, world: OAuthWorld, by_user: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live_member = live(stage, world, by_user)
+    for name in ("olga", "bert"):
+        assert call(world, live_member, logged_in(world, name)) == name
+    assert (world.paths().count(ABOUT_PROVIDER), world.paths().count("/idp/token")) == (1, 2)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + providers.KEEP_SECONDS)
+    monkeypatch.setattr("mcp_runtime.oauth.providers.time", later)
+    assert call(world, live_member, logged_in(world, "zoe")) == "zoe"
+    assert world.paths().count(ABOUT_PROVIDER) == 2
+
+
+def test_a_provider_that_moved_is_found_by_the_next_try(
+    stage: RemoteStage, world: OAuthWorld, oauth: dict[str, Any]
+) -> None:
+    token = token_of(live(stage, world, oauth))
+    world.answers["/idp/token"] = lambda seen: AWAY["nothing there"]
+    world.answers["/idp/new"] = world.exchange
+    world.provider_metadata = {"token_endpoint": f"{world.provider}/new"}
+    used = token.token
+    token.renew_early()
+    assert token.token == used
+    MemberSignIn.objects.update(next_refresh_at=None)
+    token.renew_early()
+    assert token.token not in ("", used)
+
+
+@pytest.mark.parametrize("path", [ABOUT_PROVIDER, "/idp/token"])
+def test_a_provider_without_an_answer_is_asked_for_one_of_many_users(
+    stage: RemoteStage, world: OAuthWorld, by_user: dict[str, Any], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    live_member = live(stage, world, by_user)
+    world.answers[path] = lambda seen: AWAY["HTTP 503"]
+    users = [logged_in(world, name) for name in ("olga", "bert", "zoe")]
+    for user in users:
+        with pytest.raises(SignInNeededError, match="HTTP 503"):
+            call(world, live_member, user)
+    assert world.paths().count(path) == 1
+    del world.answers[path]
+    UserSignIn.objects.update(next_refresh_at=None)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + providers.AWAY_SECONDS)
+    monkeypatch.setattr("mcp_runtime.oauth.providers.time", later)
+    assert call(world, live_member, users[2]) == "zoe"
 
 
 # A refusal --------------------------------------------------------------------------------------------------------
