@@ -75,7 +75,9 @@ def find_by_access_token(text: str) -> Grant | None:
 
 
 def lock(grant: Grant) -> bool:
-    """Whether the grant gives access. It is neither revoked nor deleted until the transaction ends."""
+    """Whether the grant gives access. Neither it nor its user is changed or deleted until the transaction ends."""
+    # First the user, as in the admin. Otherwise a deletion would miss the tokens that are stored at this moment.
+    list(User.objects.select_for_update(no_key=True).filter(pk=grant.token.user_id))
     token = Token.objects.select_for_update().filter(pk=grant.pk).first()
     return token is not None and token.state == "good" and token.user.is_active
 
