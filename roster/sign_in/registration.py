@@ -84,7 +84,8 @@ def _too_many() -> HttpResponse:
 def _unused() -> QuerySet[Application]:
     from oauth2_provider.models import Application
 
-    return Application.objects.exclude(client_id__in=Grant.objects.values("client_id"))
+    unused: QuerySet[Application] = Application.objects.exclude(client_id__in=Grant.objects.values("client_id"))
+    return unused
 
 
 def has_room() -> bool:

@@ -76,8 +76,8 @@ def test_a_user_who_is_deleted_while_a_client_gets_tokens_takes_them_along(
     add, outcomes, threads = grants.add_access_token, [], []
     ask = tokens_of(client, is_refresh=is_refresh)
 
-    def add_slowly(*args: Any) -> None:
-        add(*args)
+    def add_slowly(*args: Any, **more: Any) -> None:
+        add(*args, **more)
         threads.append(in_thread(lambda: delete(olga, way), outcomes))
         eventually(lambda: outcomes or a_statement_waits_for_a_lock())
 
@@ -111,9 +111,9 @@ def test_tokens_that_cannot_be_stored_because_the_user_is_gone_are_an_invalid_gr
     """Whoever deletes the user without the admin takes no lock."""
     ask, add = tokens_of(client, is_refresh=is_refresh), grants.add_access_token
 
-    def add_late(*args: Any) -> None:
+    def add_late(*args: Any, **more: Any) -> None:
         delete(olga, "shell")
-        add(*args)
+        add(*args, **more)
 
     monkeypatch.setattr(grants, "add_access_token", add_late)
     response = ask()
