@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +15,7 @@ from oauth2_provider.models import RefreshToken
 from mcp_runtime.control import grants
 from mcp_runtime.control.tokens import revoke_token
 from mcp_runtime.protocol.errors import TokenError
+from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security.principals import principal_of_token
 from roster.models import AccessToken, Grant, Token
 from tests.support.sign_in import SigningIn
@@ -135,3 +138,21 @@ def test_many_devices_have_a_bounded_number_of_access_tokens(
         client.refresh(tokens["refresh_token"])
     assert AccessToken.objects.count() == 2 * grants.MAX_ACCESS_TOKENS
     assert RefreshToken.objects.filter(revoked=None).count() == 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_devices_that_sign_in_at_the_same_moment_have_one_grant(laptop: SigningIn, boss: User) -> None:
+    clients = [SigningIn(boss) for _ in range(4)]
+    for client in clients:
+        client.client_id = laptop.client_id
+    codes, barrier = [client.code() for client in clients], threading.Barrier(len(clients))
+
+    def exchange(client: SigningIn, code: str) -> dict[str, Any]:
+        barrier.wait(20)
+        answer: dict[str, Any] = unit_of_work(lambda: client.exchange(code).json())
+        return answer
+
+    with ThreadPoolExecutor(len(clients)) as pool:
+        tokens = list(pool.map(exchange, clients, codes))
+    assert [works(each) for each in tokens] == [True] * len(clients)
+    assert Grant.objects.get().token == Token.objects.get()
