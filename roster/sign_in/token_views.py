@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import IntegrityError
 from django.http import HttpRequest, HttpResponse
 
@@ -23,7 +24,7 @@ def token(request: HttpRequest) -> HttpResponse:
 
     try:
         _, headers, body, status = OAuthLibMixin().create_token_response(request)
-    except IntegrityError as fault:  # somebody deleted the user without the admin, which waits
+    except (IntegrityError, ObjectDoesNotExist) as fault:  # somebody deletes the user, and the code with it
         logger.warning("sign-in: the tokens of a client cannot be stored: %s", fault)
         return error(400, "invalid_grant", "The grant of this token has just ended.")
     if status != 200:

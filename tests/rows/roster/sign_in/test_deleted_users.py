@@ -14,6 +14,7 @@ from django.test import Client
 from mcp_runtime.control import grants
 from mcp_runtime.rows.database import unit_of_work
 from roster.models import Grant, Token
+from roster.sign_in.validator import HallValidator
 from tests.conftest import eventually
 from tests.support.sign_in import SigningIn
 
@@ -127,3 +128,18 @@ def tokens_of(client: SigningIn, *, is_refresh: bool) -> Callable[[], Any]:
         return lambda: client.refresh(token)
     code = client.code()
     return lambda: client.exchange(code)
+
+
+def test_a_code_that_goes_with_its_user_while_it_is_read_is_an_invalid_grant(
+    client: SigningIn, olga: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, read = tokens_of(client, is_refresh=False), HallValidator.validate_code
+
+    def read_late(self: Any, *args: Any, **kwargs: Any) -> Any:
+        is_valid = read(self, *args, **kwargs)
+        delete(olga, "shell")
+        return is_valid
+
+    monkeypatch.setattr(HallValidator, "validate_code", read_late)
+    response = ask()
+    assert (response.status_code, response.json()["error"]) == (400, "invalid_grant")
