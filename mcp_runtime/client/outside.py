@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import math
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
@@ -40,6 +42,7 @@ LOOK_UP_SECONDS = 3.0
 BUSY_SECONDS = 3.0  # of the deadline, in which other requests may end
 # Slow servers must not take all threads of the process.
 _at_once = threading.BoundedSemaphore(8)
+_total = threading.local()  # the deadline of several requests of a thread
 
 
 class Place(StrEnum):
@@ -166,12 +169,14 @@ def ask(
 ) -> OutsideAnswer:
     """Send one request: a GET, or a POST of a form or of a JSON document. Raises ClientError, with `secrets` masked.
 
-    It takes `seconds` at most, also if too many servers are asked at the same time.
+    It takes `seconds` at most, also if too many servers are asked at the same time, and not longer than `in_total`.
     """
     if fault := guard.fault(url):
         raise ConnectError(f"{url[:200]!r} may not be asked: {fault}", is_refusal=True)
     request = _request(url, form, document, headers or {})
-    deadline = time.monotonic() + seconds
+    deadline = min(time.monotonic() + seconds, getattr(_total, "deadline", math.inf))
+    if (seconds := deadline - time.monotonic()) <= 0:
+        raise ConnectError("the requests before this one took too long", is_refusal=True)
     if not _at_once.acquire(timeout=min(BUSY_SECONDS, seconds / 2)):
         raise ConnectError("too many servers are asked at the same time; try again in a moment", is_refusal=True)
     exchange = Exchange(require_address=lambda address: guard.require_address(address, url))
@@ -196,6 +201,17 @@ def ask(
             response.close()  # the body was not read to its end
         adapter.close()
         _at_once.release()
+
+
+@contextmanager
+def in_total(seconds: float) -> Iterator[None]:
+    """Let all requests of this thread in the block end within `seconds` from now, however many they are."""
+    outer = getattr(_total, "deadline", math.inf)
+    _total.deadline = min(time.monotonic() + seconds, outer)
+    try:
+        yield
+    finally:
+        _total.deadline = outer
 
 
 def _request(

@@ -8,6 +8,7 @@ runtime does not load it.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -22,7 +23,9 @@ from roster.models import AccessToken, AuditEntry, ClientRegistration, Grant, To
 
 # A consent whose client never comes back for its access token ends so soon.
 REDEEM_WITHIN = timedelta(minutes=2)
-MAX_ACCESS_TOKENS = 2  # of a grant: the newest, and the one before it, for calls that began with it
+# Of each sign-in of a grant: the newest, and the one before it, for calls that began with it.
+MAX_ACCESS_TOKENS = 2
+MAX_SIGN_INS = 20  # of a grant, such as those of several devices. Only so many have their access tokens at once
 MAX_UNUSED_CLIENTS = 1000
 KEEP = timedelta(days=1)  # clients that nobody allowed, and what is left of grants that ended
 # Refresh tokens that were used. A thief may be faster than the client, which is then refused, and the thief with it. So
@@ -75,28 +78,67 @@ def find_by_access_token(text: str) -> Grant | None:
 
 
 def lock(grant: Grant) -> bool:
-    """Whether the grant gives access. It is neither revoked nor deleted until the transaction ends."""
+    """Whether the grant gives access. Neither it nor its user is changed or deleted until the transaction ends."""
+    # First the user, as in the admin. Otherwise a deletion would miss the tokens that are stored at this moment.
+    list(User.objects.select_for_update(no_key=True).filter(pk=grant.token.user_id))
     token = Token.objects.select_for_update().filter(pk=grant.pk).first()
     return token is not None and token.state == "good" and token.user.is_active
 
 
-def redeem(grant: Grant, family: uuid.UUID) -> bool:
-    """Take the code of the grant, and let it live until its end. False if another request was faster."""
+def redeem(grant: Grant, family: uuid.UUID) -> Grant | None:
+    """Take the code of the grant, and let it live until its end. None if another request was faster.
+
+    Returns the grant that has the access from now on. It is an older one if the user allowed the same to this client
+    before: the new sign-in joins it, and the older one may be of another device. Call it after `lock`.
+    """
     with transaction.atomic():
         now = timezone.now()
         if not Grant.objects.filter(pk=grant.pk, redeemed_at=None).update(redeemed_at=now, family=family):
-            return False
+            return None
+        grant.family = family
+        older = _same_grant(grant)
+        if older is not None:
+            older.code_digest, older.ends_at, older.redirect_uri = grant.code_digest, grant.ends_at, grant.redirect_uri
+            Token.objects.filter(pk=grant.pk).delete()  # nobody has used it
+            older.save(update_fields=["code_digest", "ends_at", "redirect_uri"])
+            grant = older
         token = Token.objects.select_for_update().get(pk=grant.pk)
         token.expires_at = grant.ends_at
         token.save(update_fields=["expires_at"])
-    return True
+    return grant
 
 
-def add_access_token(grant: Grant, text: str, expires_at: datetime) -> None:
-    """Store a new access token. Only MAX_ACCESS_TOKENS of a grant are valid."""
+def _same_grant(grant: Grant) -> Grant | None:
+    """Another live grant of the same user for the same client, address and scope. It keeps its limits."""
+    new = grant.token
+    others = Token.objects.select_for_update().filter(
+        user=new.user_id, resource=new.resource, scope=new.scope, tool_set=new.tool_set_id
+    )
+    others = others.filter(grant__client_id=grant.client_id, grant__issuer=grant.issuer, grant__family__isnull=False)
+    for token in others.exclude(pk=new.pk).order_by("pk"):
+        if token.state == "good" and _rows_in_scope(token) == _rows_in_scope(new):
+            return Grant.objects.select_related("token__user").get(pk=token.pk)
+    return None
+
+
+def _rows_in_scope(token: Token) -> tuple[set[int], set[int]]:
+    return (
+        set(token.members.values_list("pk", flat=True)),
+        set(token.tools.values_list("pk", flat=True)),
+    )
+
+
+def add_access_token(grant: Grant, text: str, expires_at: datetime, *, sign_ins: int = 1) -> None:
+    """Store a new access token. Only MAX_ACCESS_TOKENS for each of these sign-ins of the grant are valid."""
     AccessToken.objects.create(digest=AccessToken.digest_of(text), grant=grant, expires_at=expires_at)
-    newest = list(grant.access_tokens.order_by("-expires_at").values_list("pk", flat=True)[:MAX_ACCESS_TOKENS])
+    most = MAX_ACCESS_TOKENS * min(max(sign_ins, 1), MAX_SIGN_INS)
+    newest = list(grant.access_tokens.order_by("-expires_at").values_list("pk", flat=True)[:most])
     grant.access_tokens.exclude(pk__in=newest).delete()
+
+
+def end_sign_in(grant: Grant, others: Collection[str]) -> None:
+    """End one of several sign-ins of the grant. `others` are the digests of the access tokens that stay."""
+    grant.access_tokens.exclude(pk__in=others).delete()
 
 
 def revoke_grant(grant: Grant, reason: str) -> None:

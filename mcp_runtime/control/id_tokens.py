@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from django.conf import settings
+from django.db import Error as DatabaseError
 
 from mcp_runtime.control import identity_provider
 from mcp_runtime.control.identity_provider import Provider
@@ -53,7 +54,7 @@ def keep_for_members(user_id: int, id_token: str, claims: Mapping[str, Any]) -> 
     """Keep the checked ID token of a login, if there is a member that takes it. The login goes on in any case."""
     try:
         kept_id_tokens.keep(user_id, id_token, datetime.fromtimestamp(claims["exp"], UTC))
-    except (SecretError, ValueError, OverflowError) as error:
+    except (SecretError, DatabaseError, ValueError, OverflowError) as error:
         logger.warning("single sign-on: the ID token of a login cannot be kept for members: %s", error)
 
 

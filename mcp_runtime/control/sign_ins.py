@@ -311,7 +311,7 @@ def finish(
 
     row = _taken_attempt(next(iter(answer.get("state", ())), ""), user, session)
     member, own = row.member, isinstance(row, UserSignInAttempt) and not row.for_lists
-    if not _is_open(row) or not may_finish(member, own):
+    if not _is_open(row, own=own) or not may_finish(member, own):
         raise RequestRefusedError(OVER)
     with _refusals():
         secret = json.loads(values.decrypt_text(row.encrypted, "the sign-in was"))
@@ -322,7 +322,7 @@ def finish(
     attempt = grants.Attempt(secret["state"], secret["verifier"], secret.get("key", ""))
     tokens = grants.redeem(server, client, secret["redirect"], code, attempt, guard)
     with _refusals(), short_transaction():
-        _require_same(member, row.url, user)
+        _require_same(member, row.url, user, own=own)
         holder = _holder(member, user if own else None)
         if holder == credentials.LISTS:
             credentials.forget(member.pk)  # the account for everybody, which the member had before
@@ -354,17 +354,19 @@ def _taken_attempt(state: str, user: User, session: str) -> MemberSignInAttempt 
     return row
 
 
-def _is_open(row: MemberSignInAttempt | UserSignInAttempt) -> bool:
+def _is_open(row: MemberSignInAttempt | UserSignInAttempt, *, own: bool) -> bool:
     """Whether the attempt is in time, and its member is as it was. After a change, the tokens could be for others."""
     member, is_late = row.member, row.created_at < timezone.now() - MemberSignInAttempt.LIFETIME
     is_same = isinstance(row, UserSignInAttempt) == ways_in.is_by_user(member) and row.url == ways_in.url_of(member)
-    return is_same and not is_late and member.removed_at is None
+    return is_same and not is_late and member.removed_at is None and not ways_in.refusal(member, own=own)
 
 
-def _require_same(member: GuildMember, url: str, user: User) -> None:
+def _require_same(member: GuildMember, url: str, user: User, *, own: bool) -> None:
     """Raise RequestRefusedError if somebody removed or changed the member or the user during the request."""
     now = GuildMember.objects.filter(pk=member.pk, removed_at=None).first()
     if now is None or ways_in.url_of(now) != url or ways_in.is_by_user(now) != ways_in.is_by_user(member):
+        raise RequestRefusedError(OVER)
+    if ways_in.refusal(now, own=own):  # with the grant of now nobody signs in
         raise RequestRefusedError(OVER)
     if not User.objects.filter(pk=user.pk, is_active=True).exists():
         raise RequestRefusedError(OVER)

@@ -90,8 +90,8 @@ def report_of(member: GuildMember) -> Report | None:
     if not member.server_url:
         return None
     rows = UserSignIn.objects.filter(member=member, user=None) if is_by_user(member) else None
-    row = _row(MemberSignIn.objects.filter(pk=member.pk) if rows is None else rows, member)
     grant = grant_of(member)
+    row = _row(MemberSignIn.objects.filter(pk=member.pk) if rows is None else rows, member, grant)
     explanation = sentence(grant)
     if row is None:
         return Report(grant, "needed" if member.needs_sign_in else "none", explanation=explanation)
@@ -106,8 +106,8 @@ def own_report_of(member: GuildMember, user: User) -> Report | None:
     """The sign-in of this user. None for a member where users have none of their own."""
     if not is_by_user(member):
         return None
-    row = _row(UserSignIn.objects.filter(member=member, user=user), member)
     grant = own_grant_of(member)
+    row = _row(UserSignIn.objects.filter(member=member, user=user), member, grant)
     explanation = sentence(grant, own=True)
     if row is None or not row.has_tokens:
         failed = row is not None and row.next_refresh_at is not None
@@ -116,9 +116,10 @@ def own_report_of(member: GuildMember, user: User) -> Report | None:
     return _report(row, "more scopes needed" if row.wanted_scopes else "signed in", grant, explanation)
 
 
-def _row(rows: QuerySet[Any], member: GuildMember) -> MemberSignIn | UserSignIn | None:
+def _row(rows: QuerySet[Any], member: GuildMember, grant: str) -> MemberSignIn | UserSignIn | None:
+    """The row, unless it is of another grant. Then the next start of the member forgets it."""
     row: MemberSignIn | UserSignIn | None = rows.select_related("signed_in_by").filter(url=url_of(member)).first()
-    return row
+    return row if row is not None and row.way.partition(":")[0] in ("", grant) else None
 
 
 def _report(row: SignIn, state: str, grant: str, explanation: str) -> Report:

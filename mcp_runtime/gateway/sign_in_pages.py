@@ -12,11 +12,20 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from django.utils.crypto import salted_hmac
+
 from mcp_runtime.gateway.messages import Request
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import CallFailedError, InputNeededError, PageNeededError, SignInNeededError
 
-KEY = "guildhall-sign-in"  # of the question and its answer. They are not the member's
+
+def key() -> str:
+    """The key of the question and its answer, which are not the member's.
+
+    Another hall may be the member, and ask in the same way. So each hall has a key of its own, on all of its nodes.
+    """
+    digest = salted_hmac("guildhall.gateway.sign_in_pages", "", algorithm="sha256").hexdigest()
+    return f"guildhall-sign-in-{digest[:16]}"
 
 
 def asked(failure: CallFailedError, error: SignInNeededError, member: str, request: Request) -> CallFailedError:
@@ -30,7 +39,7 @@ def asked(failure: CallFailedError, error: SignInNeededError, member: str, reque
     if client.is_modern:
         if not _may_ask(request):
             return failure
-        return InputNeededError(failure, {KEY: {"method": "elicitation/create", "params": page}})
+        return InputNeededError(failure, {key(): {"method": "elicitation/create", "params": page}})
     if client.session is not None and client.session.version == "2025-11-25":
         page["elicitationId"] = secrets.token_urlsafe(16)
         return PageNeededError(failure, mcp.URL_ELICITATION_REQUIRED, page, error.own)
@@ -40,13 +49,13 @@ def asked(failure: CallFailedError, error: SignInNeededError, member: str, reque
 def take_answer(request: Request) -> None:
     """Take the client's answer out of the params, because the member did not ask."""
     answers = request.params.get("inputResponses")
-    if not isinstance(answers, dict) or KEY not in answers:
+    if not isinstance(answers, dict) or (own := key()) not in answers:
         return
-    others = {key: answer for key, answer in answers.items() if key != KEY}
-    request.params = {key: value for key, value in request.params.items() if key != "inputResponses"}
+    others = {name: answer for name, answer in answers.items() if name != own}
+    request.params = {name: value for name, value in request.params.items() if name != "inputResponses"}
     if others:
         request.params["inputResponses"] = others
-    answer: Any = answers[KEY]
+    answer: Any = answers[own]
     request.opened_page = isinstance(answer, dict) and answer.get("action") == "accept"
 
 

@@ -9,14 +9,16 @@ from collections.abc import Callable, Collection
 
 from mcp_runtime.client.bearer import Bearer
 from mcp_runtime.client.outside import Guard
-from mcp_runtime.members import credentials
+from mcp_runtime.members import credentials, unattended
 from mcp_runtime.members.credentials import Held, Holder
 from mcp_runtime.members.manifest.declaration import Manifest
 from mcp_runtime.members.unattended import Proofs, Unattended
 from mcp_runtime.oauth import challenges, discovery
 from mcp_runtime.oauth.challenges import Challenge
+from mcp_runtime.oauth.grants import ASSERTED_SECONDS
 from mcp_runtime.oauth.proof_keys import ProofKey
 from mcp_runtime.protocol.errors import (
+    AccessEndedError,
     AssertionRefusedError,
     ChallengeError,
     GrantOverError,
@@ -29,6 +31,7 @@ from mcp_runtime.protocol.errors import (
 )
 from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import unit_of_work
+from roster.models import SignIn
 
 logger = logging.getLogger("guildhall.runtime")
 
@@ -65,11 +68,13 @@ class AccessToken(Bearer):
         self._needs_login = False  # whether a login of the user would end this reason
         self._on_over = on_over
         self._holder = holder
+        self._way = unattended.way_of(manifest.oauth, holder)
         self._own_page = own_page
         self._row_id = 0
         self._lock = threading.Lock()
         self._version = 0
         self._renew_at: float | None = None  # by the monotonic clock
+        self._ends_at: float | None = None  # by the monotonic clock. After that the hall does not send it
         self._renewed_at: float | None = None  # by the monotonic clock, when the member refused the one before
         self._last = ""  # the token before this one. Requests with it may still run
 
@@ -78,14 +83,14 @@ class AccessToken(Bearer):
         return tuple(secret for secret in (self.token, self._last, *self._proofs.secrets) if secret)
 
     @property
-    def _is_own(self) -> bool:
+    def is_own(self) -> bool:
         """Whether the hall signs in as itself, so that nobody is asked."""
         return self._own is not None
 
     @property
     def comes_from_login(self) -> bool:
         """Whether the login of one user at single sign-on gives the token, so that there is one when it is needed."""
-        return self._is_own and self._holder.is_user
+        return self.is_own and self._holder.is_user
 
     @property
     def _own_sign_in(self) -> OwnSignIn | None:
@@ -97,8 +102,12 @@ class AccessToken(Bearer):
     # Before the connection ----------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Take the token from the row, and renew it if its end is near. Raises OAuthError, KeyFileError."""
-        row = credentials.row_of(self._member_id, self._manifest.url, self._holder)
+        """Take the token from the row, and renew it if its end is near. Raises OAuthError, KeyFileError.
+
+        What the hall got before the manifest changed the way is forgotten, for all users of the member.
+        """
+        unattended.forget_other_ways(self._member_id, self._manifest.oauth)
+        row = self._row()
         if row is None or not row.has_tokens:
             self._version = row.version if row else 0  # a sign-in of a person may have ended before
             return
@@ -109,15 +118,16 @@ class AccessToken(Bearer):
             self._renew(self.token, Challenge())
         except GrantOverError:
             self.token = ""  # the member says what it needs, and a person signs in again
-        except OAuthError:
-            if row.expires_at is None or row.expires_at <= clock.now():
+        except OAuthError as error:
+            is_over = row.expires_at is None or row.expires_at <= clock.now()
+            if is_over or isinstance(error, AccessEndedError):
                 raise
 
     def look(self) -> None:
         """Let the token be that of the row as it is now, so that a sign-out ends it at once. Raises KeyFileError."""
-        row = credentials.row_of(self._member_id, self._manifest.url, self._holder)
+        row = self._row()
         if row is None or not row.has_tokens:
-            self._last, self.token = self.token or self._last, ""
+            self._drop()
             self._version = row.version if row else 0
         elif row.pk != self._row_id or row.version > self._version or not self.token:
             self._row_id = row.pk  # another row may have the same version, after a sign-out
@@ -125,7 +135,7 @@ class AccessToken(Bearer):
 
     def need(self) -> SignInNeededError:
         """Why a request cannot be sent while there is no token."""
-        if self._is_own:
+        if self.is_own:
             own = self._own_sign_in if self._needs_login else None
             where = f" at {self._own_page}" if self._needs_login else ""  # such a reason ends with "log in to the hall"
             return SignInNeededError(f"has no account for you now: {self._reason}{where}", own=own)
@@ -135,7 +145,7 @@ class AccessToken(Bearer):
         """Why a person must sign in, if the refusal of the member means that. Asks the member for its metadata."""
         challenge = challenges.read(error.challenge)
         is_refused = error.status == 401 or challenge.asks_for_more
-        if self._is_own or not is_refused or not discovery.is_protected(self._manifest.url, challenge, self._guard()):
+        if self.is_own or not is_refused or not discovery.is_protected(self._manifest.url, challenge, self._guard()):
             return None
         unit_of_work(lambda: self._note(challenge))
         return SignInNeededError(self._sentence(challenge.scopes), challenge.scopes)
@@ -150,7 +160,10 @@ class AccessToken(Bearer):
         return self._renew_at is not None and time.monotonic() >= self._renew_at
 
     def renew_early(self) -> None:
-        """Renew the token before its end. While the authorization server is away, the old one goes on."""
+        """Renew the token before its end. While the authorization server is away, the old one goes on to its end.
+
+        If somebody refuses to vouch again, it ends at once.
+        """
         try:
             self._renew(self.token, Challenge())
         except GrantOverError as error:
@@ -164,7 +177,7 @@ class AccessToken(Bearer):
         challenge = challenges.read(error.challenge)
         if error.status == 403:
             return self._ask_for_more(challenge)
-        if not self.token and not self._is_own:
+        if not self.token and not self.is_own:
             return False
         is_new = self._renewed_at is not None and time.monotonic() < self._renewed_at + NEW_SECONDS
         if is_new and used == self.token and not self.is_due:
@@ -174,7 +187,7 @@ class AccessToken(Bearer):
         except GrantOverError as over:
             raise self._over(str(over), challenge) from over
         except OAuthError as refusal:
-            if not self._is_own and not isinstance(refusal, ServerAwayError):
+            if not self.is_own and not isinstance(refusal, ServerAwayError):
                 text = f"its token cannot be renewed: {refusal}"
                 raise ChallengeError(401, text, error.challenge) from refusal
             reason = self._note_reason(refusal)
@@ -186,7 +199,9 @@ class AccessToken(Bearer):
         return True
 
     def _note_reason(self, error: Exception) -> str:
-        """The reason for people. That of the last try stays while the next one waits."""
+        """The reason for people. That of the last try stays while the next one waits. A token that is over ends."""
+        if isinstance(error, AccessEndedError) or (self._ends_at is not None and time.monotonic() >= self._ends_at):
+            self._drop()
         if not self._reason or not isinstance(error, ServerAwayError):
             self._reason = str(error)
             needs_login = isinstance(error, AssertionRefusedError) and error.needs_login
@@ -200,7 +215,7 @@ class AccessToken(Bearer):
 
     def _ask_for_more(self, challenge: Challenge) -> bool:
         """Note the scopes that a call needs. Raises SignInNeededError."""
-        if self._is_own or not challenge.asks_for_more or not self.token:
+        if self.is_own or not challenge.asks_for_more or not self.token:
             return False
         if not unit_of_work(lambda: credentials.note_step_up(self._member_id, challenge.scopes, self._holder)):
             return False
@@ -210,9 +225,12 @@ class AccessToken(Bearer):
         if challenge is not None and challenge.is_oauth:
             unit_of_work(lambda: self._note(challenge))
         sentence = f"{self._sentence()} ({reason})"
-        self._last, self.token = self.token or self._last, ""
+        self._drop()
         self._on_over(self, sentence)
         return SignInNeededError(sentence, own=self._own_sign_in)
+
+    def _drop(self) -> None:
+        self._last, self.token = self.token or self._last, ""
 
     def _renew(self, used: str, challenge: Challenge) -> None:
         """Let the token be another one than `used`. Threads of this process wait for the first of them."""
@@ -230,7 +248,10 @@ class AccessToken(Bearer):
             ask = self._own.ask(proofs, self._note(challenge), guard)
         else:
             ask = credentials.refresh_of(guard)
-        return credentials.renew(self._member_id, self._manifest.url, self._version, ask, self._holder)
+        return credentials.renew(self._member_id, self._manifest.url, self._version, ask, self._holder, self._way)
+
+    def _row(self) -> SignIn | None:
+        return credentials.row_of(self._member_id, self._manifest.url, self._holder, self._way)
 
     def _note(self, challenge: Challenge) -> Challenge:
         return credentials.note_challenge(self._member_id, self._manifest.url, challenge, self._holder)
@@ -239,9 +260,15 @@ class AccessToken(Bearer):
         self._last = self.token or self._last  # first, so that errors never show a token that was sent
         self.key = ProofKey(held.key) if held.is_bound else None
         self._version, self.token, self._renew_at, self._reason = held.version, held.access, None, ""
-        if held.expires_at is not None and (held.refresh or self._is_own):
+        left, now = None, time.monotonic()
+        if held.expires_at is not None:
             left = (held.expires_at - clock.now()).total_seconds()
-            self._renew_at = time.monotonic() + left - min(credentials.EARLY_SECONDS, max(left, 0.0) / 2)
+        if self._own is not None and self._own.is_asserted:
+            # Earlier versions wrote no end if the authorization server said none.
+            left = ASSERTED_SECONDS if left is None else left
+            self._ends_at, left = now + left, min(left, ASSERTED_SECONDS)
+        if left is not None and (held.refresh or self.is_own):
+            self._renew_at = now + left - min(credentials.EARLY_SECONDS, max(left, 0.0) / 2)
 
     def _guard(self) -> Guard:
         return Guard.near(self._manifest.url, self._plain_http_hosts)

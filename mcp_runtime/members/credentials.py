@@ -1,6 +1,7 @@
 """The tokens of members behind OAuth, as rows: read, keep, renew and forget them. Nothing else writes these rows.
 
 A `Holder` says whose tokens they are: of everybody who uses the member, of one user, or of the hall for its lists.
+What came in one way, see `unattended.way_of`, is of no use in another: it would be the access of somebody else.
 
 One process at a time renews the tokens of a member. It takes a lease of the row by compare-and-set, asks the
 authorization server without a transaction, and writes what came before anybody uses it. All others wait, and read the
@@ -19,21 +20,32 @@ from typing import Any
 
 from django.db.models import F, Q, QuerySet
 
+from mcp_runtime.client import outside
 from mcp_runtime.client.outside import Guard
 from mcp_runtime.oauth import clients, grants
 from mcp_runtime.oauth.challenges import Challenge
 from mcp_runtime.oauth.clients import OAuthClient
 from mcp_runtime.oauth.discovery import AuthorizationServer
 from mcp_runtime.oauth.grants import Tokens
-from mcp_runtime.protocol.errors import ClientOverError, GrantOverError, KeyFileError, OAuthError, ServerAwayError
+from mcp_runtime.protocol.errors import (
+    AccessEndedError,
+    ClientOverError,
+    GrantOverError,
+    KeyFileError,
+    OAuthError,
+    ServerAwayError,
+)
 from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import give_connection_back, persistently, short_transaction
 from mcp_runtime.secrets import values
 from roster.models import GuildMember, MemberSignIn, SignIn, UserSignIn
 
-LEASE_SECONDS = 30.0  # longer than a request to the token endpoint can take
-WAIT_SECONDS = 25.0  # for the refresh of another process
+# Of all requests for one renewal: perhaps the metadata of three servers, an exchange, and the request for the token.
+ASK_SECONDS = 20.0
+WAIT_SECONDS = 25.0  # for the renewal of another process, which is over or failed then
+LEASE_SECONDS = 30.0  # longer than the requests and the write of what came, or another process would ask too
 LOOK_SECONDS = 0.05
+PERSON = SignIn.PERSON
 EARLY_SECONDS = 60.0  # before the end of the access token. Of a short one, half of its life
 LONGEST_PAUSE = 60.0  # between two tries while the authorization server is away
 
@@ -109,16 +121,32 @@ def read(row: SignIn) -> Held:
     )
 
 
-def row_of(member_id: int, url: str, holder: Holder = EVERYBODY) -> MemberSignIn | UserSignIn | None:
-    """The row of the member with this url. What the hall had for another url is forgotten."""
+def row_of(member_id: int, url: str, holder: Holder = EVERYBODY, way: str = PERSON) -> MemberSignIn | UserSignIn | None:
+    """The row of the member with this url and this way. What the hall had for another url is forgotten."""
     row: MemberSignIn | UserSignIn | None = holder.rows(member_id).first()
     if row is None or row.url == url:
-        return row
+        return row if row is not None and row.came_by(way) else None
     holder.model.objects.filter(pk=row.pk, url=row.url).delete()
     return None
 
 
-def _columns(server: AuthorizationServer, client: OAuthClient, tokens: Tokens | None) -> dict[str, Any]:
+def forget_other_ways(
+    member_id: int, *, of_everybody: str | None = None, of_lists: str | None = None, of_users: str | None = None
+) -> None:
+    """Forget what the hall got in another way than these, and all that is of a holder whose way is None."""
+    of_member = UserSignIn.objects.filter(member_id=member_id)
+    rows_by_way: list[tuple[QuerySet[Any], str | None]] = [
+        (MemberSignIn.objects.filter(pk=member_id), of_everybody),
+        (of_member.filter(user=None), of_lists),
+        (of_member.exclude(user=None), of_users),
+    ]
+    for rows, way in rows_by_way:
+        for row in rows:
+            if way is None or not row.came_by(way):
+                _same(row).filter(version=row.version).delete()  # somebody may sign in at this moment
+
+
+def _columns(server: AuthorizationServer, client: OAuthClient, tokens: Tokens | None, way: str) -> dict[str, Any]:
     """The columns for these tokens. Call it in a transaction, after `values.lock`. Raises SecretError."""
     secret = {
         "access": tokens.access if tokens else "",
@@ -130,7 +158,7 @@ def _columns(server: AuthorizationServer, client: OAuthClient, tokens: Tokens | 
     ends = clock.now() + timedelta(seconds=tokens.seconds) if tokens and tokens.seconds is not None else None
     return {
         "issuer": server.issuer,
-        "server": server.as_json(),
+        "server": server.as_json() | {"way": way},
         "client_id": client.id,
         "client_method": client.method,
         "client_source": client.source,
@@ -161,7 +189,7 @@ def keep(
         values.lock()
         keys = holder.keys(member.pk)
         old = holder.model.objects.filter(**keys).first()
-        columns = _columns(server, client, tokens)
+        columns = _columns(server, client, tokens, PERSON)
         is_step_up = bool(old and old.wanted_scopes)
         columns |= {
             "url": url,
@@ -265,10 +293,11 @@ def require_issuer(server: AuthorizationServer, issuer: str, held: Held | None) 
         )
 
 
-def renew(member_id: int, url: str, version: int, ask: Ask, holder: Holder = EVERYBODY) -> Held:
+def renew(member_id: int, url: str, version: int, ask: Ask, holder: Holder = EVERYBODY, way: str = PERSON) -> Held:
     """Tokens for `url` that are newer than those of `version`. All who ask at the same time cause one request.
 
-    Raises GrantOverError if a person must sign in again, and another OAuthError if there are none now.
+    Raises GrantOverError if a person must sign in again, and another OAuthError if there are none now. After an
+    AccessEndedError the row has none either, so that no other process uses them.
     """
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
@@ -277,15 +306,17 @@ def renew(member_id: int, url: str, version: int, ask: Ask, holder: Holder = EVE
             raise GrantOverError("somebody signed out, or is not active any more")
         if row.url != url:
             raise GrantOverError("the member has another url now")
-        if row.version != version:
-            if not row.has_tokens:
-                raise GrantOverError("the authorization server ended the sign-in")
+        if not row.came_by(way):
+            raise GrantOverError("the member has another grant now")
+        if row.version != version and row.has_tokens:
             return read(row)
+        if row.version != version and way == PERSON:
+            raise GrantOverError("the authorization server ended the sign-in")
         now = clock.now()
         if row.next_refresh_at is not None and now < row.next_refresh_at < _latest(now, LONGEST_PAUSE):
             raise ServerAwayError("the last try failed a moment ago")
         if (lease := _take(row, now)) is not None:
-            if (renewed := _renew(row, lease, ask)) is not None:
+            if (renewed := _renew(row, lease, ask, way)) is not None:
                 return renewed
             continue  # somebody signed the member in or out meanwhile, which the row says
         if time.monotonic() > deadline:
@@ -313,32 +344,37 @@ def _same(row: SignIn) -> QuerySet[Any]:
     return type(row)._default_manager.filter(pk=row.pk)
 
 
-def _renew(row: SignIn, lease: uuid.UUID, ask: Ask) -> Held | None:
+def _renew(row: SignIn, lease: uuid.UUID, ask: Ask, way: str) -> Held | None:
     """The new tokens. None if the lease is lost."""
     own = _same(row).filter(refresh_lease=lease)
     give_connection_back()
     try:
         held = read(row)
-        server, client, tokens = ask(held)
+        with outside.in_total(ASK_SECONDS):
+            server, client, tokens = ask(held)
     except GrantOverError as error:
         is_client_over = isinstance(error, ClientOverError)
         if not persistently(lambda: _end(row, lease, is_client_over=is_client_over)):
             return None
         raise
-    except BaseException:
+    except BaseException as error:
         seconds = min(2.0 ** min(row.refresh_failures, 10), LONGEST_PAUSE)
-        own.update(
-            refresh_lease=None,
-            refresh_failures=F("refresh_failures") + 1,
-            next_refresh_at=clock.now() + timedelta(seconds=seconds),
-        )
+        pause: dict[str, Any] = {
+            "refresh_lease": None,
+            "refresh_failures": F("refresh_failures") + 1,
+            "next_refresh_at": clock.now() + timedelta(seconds=seconds),
+        }
+        if isinstance(error, AccessEndedError) and row.has_tokens:
+            persistently(lambda: _end(row, lease, **pause))
+        else:
+            own.update(**pause)
         raise
 
     def write() -> int:
         with short_transaction():
             values.lock()
             scopes = {"scopes": list(tokens.scopes)} if tokens.scopes else {}
-            return own.update(**_columns(server, client, tokens), **scopes, version=F("version") + 1)
+            return own.update(**_columns(server, client, tokens, way), **scopes, version=F("version") + 1)
 
     if not persistently(write):
         return None
@@ -348,7 +384,7 @@ def _renew(row: SignIn, lease: uuid.UUID, ask: Ask) -> Held | None:
     )
 
 
-def _end(row: SignIn, lease: uuid.UUID, *, is_client_over: bool) -> int:
+def _end(row: SignIn, lease: uuid.UUID, *, is_client_over: bool = False, **more: Any) -> int:
     """The tokens are over. Who the hall is at the authorization server stays if it is of use. 0 if the lease is lost.
 
     A client of the manifest stays in any case, because its secret is for this authorization server alone.
@@ -359,6 +395,6 @@ def _end(row: SignIn, lease: uuid.UUID, *, is_client_over: bool) -> int:
         nothing = {"has_tokens": False, "encrypted": "", "refresh_lease": None, "expires_at": None}
         is_gone = is_client_over and row.client_source in clients.REPLACEABLE
         if held.server is not None and held.client is not None and not is_gone:
-            nothing = _columns(held.server, held.client, None)
+            nothing = _columns(held.server, held.client, None, row.way)
         own = _same(row).filter(refresh_lease=lease)
-        return own.update(**nothing, version=F("version") + 1)
+        return own.update(**{**nothing, **more}, version=F("version") + 1)

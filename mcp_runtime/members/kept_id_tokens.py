@@ -1,6 +1,6 @@
 """ID tokens of users who logged in at single sign-on, for members that take them (enterprise-managed authorization).
 
-They are kept only if there is such a member, encrypted as secrets are, and until they end.
+They are kept only if there is such a member, encrypted as secrets are, until they end or their user is not active.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from django.conf import settings
+from django.db.models import Q
 
 from mcp_runtime.protocol.errors import AssertionRefusedError, KeyFileError
 from mcp_runtime.rows import clock
@@ -57,10 +58,10 @@ def users_with_one(user_ids: Collection[int]) -> set[int]:
 
 
 def prune() -> None:
-    """Forget those that have ended, and all of them if no member takes them any more."""
+    """Forget those that have ended or whose user is not active, and all of them if no member takes them any more."""
     rows = Identity.objects.exclude(id_token="")
     if _are_needed():
-        rows = rows.filter(id_token_ends_at__lt=clock.now())
+        rows = rows.filter(Q(id_token_ends_at__lt=clock.now()) | Q(user__is_active=False))
     rows.update(id_token="", id_token_ends_at=None)
 
 

@@ -10,6 +10,8 @@ user is sent to the provider of single sign-on alone, whatever a manifest says.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,16 +19,39 @@ from functools import partial
 from django.conf import settings
 
 from mcp_runtime.client.outside import Guard, Place
-from mcp_runtime.members import kept_id_tokens
-from mcp_runtime.members.credentials import Ask, Held, require_issuer
+from mcp_runtime.members import credentials, kept_id_tokens
+from mcp_runtime.members.credentials import EVERYBODY, LISTS, PERSON, Ask, Held, Holder, require_issuer
 from mcp_runtime.members.manifest.declaration import Manifest, OAuth
-from mcp_runtime.oauth import clients, discovery, grants, identity_assertions
+from mcp_runtime.oauth import clients, discovery, grants, identity_assertions, providers
 from mcp_runtime.oauth.challenges import Challenge
 from mcp_runtime.oauth.clients import OAuthClient
 from mcp_runtime.oauth.discovery import AuthorizationServer
 from mcp_runtime.oauth.grants import Tokens
 from mcp_runtime.protocol.errors import AssertionRefusedError, OAuthError
 from mcp_runtime.secrets import references
+
+# Without a person they decide whose access the hall gets. Proofs of the hall may change.
+ACCOUNT_KEYS = ("issuer", "client_id", "assertion", "subject_token", "idp_issuer", "idp_client_id")
+
+
+def way_of(oauth: OAuth, holder: Holder) -> str:
+    """In which way the hall gets the tokens of this holder: the grant, and without a person, a digest of the account.
+
+    Tokens that came in another way are not used, because they are the access of somebody else.
+    """
+    if oauth.grant == PERSON or (holder == LISTS and not oauth.subject_token):
+        return PERSON
+    account = json.dumps([getattr(oauth, key) for key in ACCOUNT_KEYS])
+    return f"{oauth.grant}:{hashlib.sha256(account.encode()).hexdigest()[:16]}"
+
+
+def forget_other_ways(member_id: int, oauth: OAuth) -> None:
+    """Forget what the hall has of this member in another way than the manifest says."""
+    if oauth.credentials == "user":
+        of_users = way_of(oauth, credentials.of_user(0))  # the same for each of them
+        credentials.forget_other_ways(member_id, of_lists=way_of(oauth, LISTS), of_users=of_users)
+    else:
+        credentials.forget_other_ways(member_id, of_everybody=way_of(oauth, EVERYBODY))
 
 
 @dataclass(frozen=True)
@@ -57,6 +82,11 @@ class Unattended:
     read_proofs: Callable[[], Proofs]
     plain_http_hosts: Collection[str] = ()
 
+    @property
+    def is_asserted(self) -> bool:
+        """Whether somebody else vouches each time, and so decides whether the access goes on."""
+        return self.oauth.grant in ("workload_identity", "enterprise_managed")
+
     def ask(self, proofs: Proofs, challenge: Challenge, guard: Guard) -> Ask:
         """Ask for tokens with these proofs, which were read before, because a request may take long."""
         return partial(self._tokens, proofs, challenge, guard)
@@ -85,11 +115,12 @@ class Unattended:
         # The manifest or the settings name the provider, which may be in the network of the company.
         guard = Guard((Place.PUBLIC, Place.PRIVATE), proofs.issuer, self.plain_http_hosts)
         try:
-            provider = discovery.identity_provider(proofs.issuer, server.resource, guard)
-            client = clients.known(proofs.client_id, proofs.client_secret, provider, "manifest")
-            return identity_assertions.exchange(
-                provider, client, proofs.id_token, server, scopes, guard, is_of_user=proofs.is_of_user
-            )
+            with providers.asked(proofs.issuer, guard) as known:
+                provider = replace(known, resource=server.resource)
+                client = clients.known(proofs.client_id, proofs.client_secret, provider, "manifest")
+                return identity_assertions.exchange(
+                    provider, client, proofs.id_token, server, scopes, guard, is_of_user=proofs.is_of_user
+                )
         except AssertionRefusedError:
             raise
         except OAuthError as error:
@@ -102,7 +133,7 @@ def of_member(manifest: Manifest, sources: references.Sources, plain_http_hosts:
     None if a person signs in. Raises SecretError if a reference cannot be read.
     """
     oauth = manifest.oauth
-    if oauth.grant == "authorization_code" or (oauth.credentials == "user" and not oauth.subject_token):
+    if way_of(oauth, LISTS if oauth.credentials == "user" else EVERYBODY) == PERSON:
         return None
     read_proofs = partial(_proofs_of_member, oauth, sources)
     read_proofs()

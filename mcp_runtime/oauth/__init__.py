@@ -4,6 +4,7 @@ challenges    what a server says in `WWW-Authenticate`
 discovery     finds the authorization server of a member, and refuses what does not fit
 clients       who the hall is there: known in advance, by a published document, or registered
 assertions    proofs with a private key
+providers     the identity providers of companies, as they describe themselves
 proof_keys    keys to which tokens are bound, and a proof for each request (DPoP)
 identity_assertions   what an issuer that a server trusts says about a person or a service
 grants        the address for the person, the checks of the answer, and the requests of tokens

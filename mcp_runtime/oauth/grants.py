@@ -19,16 +19,20 @@ from mcp_runtime.oauth.clients import OAuthClient
 from mcp_runtime.oauth.discovery import OFFLINE, AuthorizationServer
 from mcp_runtime.oauth.proof_keys import ProofKey
 from mcp_runtime.protocol.errors import (
-    AssertionRefusedError,
+    AccessEndedError,
     ClientError,
     ClientOverError,
     GrantOverError,
     OAuthError,
     ServerAwayError,
+    TokenRefusedError,
 )
 
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 MAX_TOKEN = 16_384
+# The longest time from one assertion to the next, and the life of their tokens if the authorization server says none.
+# Who gives the assertions cannot end an access earlier. Most tokens and logins live for an hour.
+ASSERTED_SECONDS = 3600.0
 MAX_SECONDS = 10 * 365 * 86_400
 # Only these codes of an authorization server are repeated to people. Everything else of its answers could be a secret.
 CODES = {
@@ -164,15 +168,16 @@ def of_assertion(
 ) -> Tokens:
     """Tokens for a statement of somebody whom the authorization server trusts (RFC 7523, section 2.1).
 
-    Raises AssertionRefusedError if the server does not accept it, and OAuthError, ServerAwayError. A refresh token of
+    Raises AccessEndedError if the server does not accept it, and OAuthError, ServerAwayError. A refresh token of
     the answer is left out, because the next assertion is what decides whether the access goes on.
     """
     form = {"grant_type": JWT_BEARER, "assertion": assertion} | ({"scope": " ".join(scopes)} if scopes else {})
     try:
         tokens = _tokens(server, client, form, guard, (assertion,), key)
     except GrantOverError as error:
-        raise AssertionRefusedError(str(error)) from error
-    return replace(tokens, refresh="")
+        raise AccessEndedError(str(error)) from error
+    seconds = ASSERTED_SECONDS if tokens.seconds is None else tokens.seconds
+    return replace(tokens, refresh="", seconds=seconds)
 
 
 def revoke(server: AuthorizationServer, client: OAuthClient, token: str, guard: Guard) -> bool:
@@ -211,7 +216,7 @@ def answer_of(
 ) -> dict[str, Any]:
     """What the token endpoint answers to this form, with the resource and the proof of the client.
 
-    Raises GrantOverError, ClientOverError, ServerAwayError, OAuthError.
+    Raises GrantOverError, ClientOverError, TokenRefusedError, ServerAwayError, OAuthError.
     """
     answer = _answer(server, client, form, guard, secret_values, proof_key, "")
     values = answer.json_object()
@@ -254,7 +259,9 @@ def _refusal(
         return ServerAwayError(text)
     if is_refresh and error in ("invalid_client", "unauthorized_client"):
         return ClientOverError(text)
-    return GrantOverError(text) if error == "invalid_grant" else OAuthError(text)
+    if error == "invalid_grant":
+        return GrantOverError(text)
+    return TokenRefusedError(text) if error and isinstance(error, str) else OAuthError(text)
 
 
 def _code(error: Any) -> str:

@@ -17,7 +17,7 @@ from mcp_runtime.client.outside import Guard
 from mcp_runtime.oauth import grants
 from mcp_runtime.oauth.clients import OAuthClient
 from mcp_runtime.oauth.discovery import AuthorizationServer
-from mcp_runtime.protocol.errors import AssertionRefusedError, GrantOverError
+from mcp_runtime.protocol.errors import AccessEndedError, AssertionRefusedError, GrantOverError, TokenRefusedError
 
 TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 - no secret
 ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - no secret
@@ -42,7 +42,7 @@ def exchange(
     `client` is who the hall is at the provider. The assertion about a user must name the member as its resource.
     Otherwise whoever adds a member could have the tokens of users sent to it that are for another server.
 
-    Raises AssertionRefusedError if the provider gives none, and ServerAwayError, OAuthError.
+    Raises AccessEndedError if the provider gives none, and ServerAwayError, OAuthError.
     """
     form = {
         "grant_type": TOKEN_EXCHANGE,
@@ -57,10 +57,12 @@ def exchange(
     except GrantOverError as error:
         text = f"the identity provider does not accept the ID token: {error}"
         text += "; log in to the hall again" if is_of_user else ""
-        raise AssertionRefusedError(text, needs_login=True) from error
+        raise AccessEndedError(text, needs_login=True) from error
+    except TokenRefusedError as error:
+        raise AccessEndedError(f"the identity provider gave no assertion: {error}") from error
     assertion = values.get("access_token")
     if values.get("issued_token_type") != ID_JAG or not isinstance(assertion, str):
-        raise AssertionRefusedError(f"the identity provider {provider.issuer!r} gave no identity assertion (ID-JAG)")
+        raise AccessEndedError(f"the identity provider {provider.issuer!r} gave no identity assertion (ID-JAG)")
     _require_fit(assertion, provider, server, is_of_user=is_of_user)
     return assertion
 
@@ -70,16 +72,16 @@ def _require_fit(
 ) -> None:
     header, claims = _parts(assertion, 0), _parts(assertion, 1)
     if header is None or claims is None or header.get("typ") != TYPE:
-        raise AssertionRefusedError(f"the identity provider {provider.issuer!r} gave an unusable identity assertion")
+        raise AccessEndedError(f"the identity provider {provider.issuer!r} gave an unusable identity assertion")
     if fault := _fault(claims, (server.issuer, server.issuer.rstrip("/"), f"{server.issuer}/")):
-        raise AssertionRefusedError(f"the identity assertion of {provider.issuer!r} cannot be used: {fault}")
+        raise AccessEndedError(f"the identity assertion of {provider.issuer!r} cannot be used: {fault}")
     if claims.get("iss") != provider.issuer:
-        raise AssertionRefusedError(f"the identity assertion is of another issuer than {provider.issuer!r}")
+        raise AccessEndedError(f"the identity assertion is of another issuer than {provider.issuer!r}")
     if is_of_user and "resource" not in claims:
-        raise AssertionRefusedError(f"the identity assertion of {provider.issuer!r} names no server (resource)")
+        raise AccessEndedError(f"the identity assertion of {provider.issuer!r} names no server (resource)")
     resource = claims.get("resource", server.resource)
     if server.resource not in (resource if isinstance(resource, list) else [resource]):
-        raise AssertionRefusedError(f"the identity assertion of {provider.issuer!r} is for another server")
+        raise AccessEndedError(f"the identity assertion of {provider.issuer!r} is for another server")
 
 
 def require_usable(assertion: str, server: AuthorizationServer) -> None:

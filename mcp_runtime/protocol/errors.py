@@ -59,7 +59,9 @@ McpRuntimeError
       ServerAwayError                  it cannot be asked now
       GrantOverError                   it accepts the hall's tokens no more
         ClientOverError                it does not know the hall any more
+      TokenRefusedError                its token endpoint refused with an error of OAuth
       AssertionRefusedError            it accepts no statement of the issuer that vouches for the hall or a person
+        AccessEndedError               who was asked for one, or to accept it, has decided against it
       ClientIdNeededError              the hall has no client id there
     RegistryError                      the registry of servers gives no usable answer
       UnknownServerError               it has no such server
@@ -688,6 +690,10 @@ class ClientOverError(GrantOverError):
     """The authorization server does not know the hall any more, so that its client id is of no use for a sign-in."""
 
 
+class TokenRefusedError(OAuthError):
+    """A token endpoint refused with an error of OAuth. The same request will be refused again."""
+
+
 class AssertionRefusedError(OAuthError):
     """A signed statement about the hall, a service or a person is not accepted, or there is none that can be used.
 
@@ -698,6 +704,10 @@ class AssertionRefusedError(OAuthError):
     def __init__(self, message: str, *, needs_login: bool = False) -> None:
         super().__init__(message)
         self.needs_login = needs_login
+
+
+class AccessEndedError(AssertionRefusedError):
+    """Who was asked for a statement, or asked to accept it, has decided against it. What the hall has ends too."""
 
 
 class ClientIdNeededError(OAuthError):

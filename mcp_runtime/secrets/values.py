@@ -30,6 +30,7 @@ from roster.models import (
 # too, because PATH or NODE_OPTIONS decide what a command runs.
 IDENTITY_KEYS = ("transport", "command", "args", "url")
 NEW_OAUTH_KEYS = ("idp_issuer", "idp_client_id")  # that earlier versions do not have
+PERSON = SignIn.PERSON  # the default of `oauth.grant`
 COPY_OF_KEY = "copy the key file of the node that set the secret to this path, or set the secret again"
 SHORT_DIGEST = 16  # characters of the digest of one part
 
@@ -127,12 +128,29 @@ def _identifying_values(manifest: Mapping[str, Any]) -> dict[str, Any]:
     if headers := manifest.get("headers"):
         values["headers"] = sorted(headers)
     oauth = {key: value for key, value in (manifest.get("oauth") or {}).items() if key in ("client_id", "issuer")}
-    # Left out while they are empty, so that the digests of other members stay.
-    oauth |= {key: value for key, value in (manifest.get("oauth") or {}).items() if key in NEW_OAUTH_KEYS and value}
+    oauth |= _destinations(manifest)
     if any(oauth.values()):
         values["oauth"] = oauth
     # An empty variable counts: an empty PATH decides what a command runs.
     return values | {f"env.{name}": value for name, value in (manifest.get("env") or {}).items()}
+
+
+def _destinations(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides to whom the hall sends which secret, for a member behind OAuth.
+
+    Its secrets go to its url, its authorization server or an identity provider, and a private key to nobody. So a
+    secret must not move to another key. What is empty is left out, so that the digests of other members stay as they
+    were in earlier versions. With `client_secret` as the only place for a secret, there is no other key to move it to.
+    """
+    oauth = manifest.get("oauth") or {}
+    found: dict[str, Any] = {key: oauth[key] for key in NEW_OAUTH_KEYS if oauth.get(key)}
+    if oauth.get("grant", PERSON) != PERSON:  # then nobody sees the address of the authorization server first
+        found["grant"] = oauth["grant"]
+    used, headers = [key for key in OF_OAUTH if oauth.get(key)], manifest.get("headers") or {}
+    if used and (headers or used != ["client_secret"]):
+        places = {key: sorted(secret_names([oauth[key]])) for key in used}
+        found["secrets"] = places | {"headers": sorted(secret_names(headers.values()))}
+    return found
 
 
 def fingerprints(manifest: Mapping[str, Any]) -> dict[str, Any]:

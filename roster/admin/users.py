@@ -125,6 +125,15 @@ class HallUserAdmin(RecordedAdmin, UserAdmin):  # type: ignore[type-arg]  # as a
         users: QuerySet[User] = super().get_queryset(request)
         return users.prefetch_related("groups__role")
 
+    def delete_model(self, request: HttpRequest, obj: User) -> None:
+        self.delete_queryset(request, User.objects.filter(pk=obj.pk))
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[User]) -> None:
+        """Delete them when no client of theirs gets tokens, because Django deletes only the rows that it has seen."""
+        with transaction.atomic():
+            list(User.objects.select_for_update().filter(pk__in=queryset.values_list("pk", flat=True)).order_by("pk"))
+            super().delete_queryset(request, queryset)
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fieldsets = super().get_fieldsets(request, obj)
         if obj is None:

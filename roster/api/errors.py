@@ -22,6 +22,7 @@ from rest_framework.response import Response
 from rest_framework.views import exception_handler as rest_framework_handler
 
 from mcp_runtime.protocol.errors import (
+    AccessEndedError,
     AccessError,
     AgentUnavailableError,
     AssertionRefusedError,
@@ -47,6 +48,7 @@ from mcp_runtime.protocol.errors import (
     ServerAwayError,
     SourceError,
     TokenError,
+    TokenRefusedError,
     ToolDisabledError,
     ToolHeldError,
     TooManyCallsError,
@@ -82,6 +84,8 @@ ANSWERS: dict[type[McpRuntimeError], tuple[int, str]] = {
     ServerAwayError: (status.HTTP_502_BAD_GATEWAY, "authorization_server_away"),
     GrantOverError: (status.HTTP_502_BAD_GATEWAY, "sign_in_over"),
     AssertionRefusedError: (status.HTTP_502_BAD_GATEWAY, "assertion_refused"),
+    AccessEndedError: (status.HTTP_502_BAD_GATEWAY, "access_ended"),
+    TokenRefusedError: (status.HTTP_502_BAD_GATEWAY, "token_refused"),
     ClientOverError: (status.HTTP_502_BAD_GATEWAY, "client_id_over"),
     ClientIdNeededError: (status.HTTP_409_CONFLICT, "client_id_needed"),
     UnknownServerError: (status.HTTP_404_NOT_FOUND, "unknown_server"),

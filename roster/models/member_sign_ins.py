@@ -20,6 +20,7 @@ class SignIn(models.Model):
     client, encrypted as secrets are. They are for `url` alone: with another url they are forgotten.
     """
 
+    PERSON = "authorization_code"  # a way, see `way`
     MAX_STEP_UPS = 3  # requests for more scopes, until somebody signs out or signs in without such a request
 
     url = models.CharField(max_length=2048, editable=False, help_text="The url of the member that the tokens are for.")
@@ -33,6 +34,7 @@ class SignIn(models.Model):
 
     # What the authorization server gave.
     issuer = models.CharField(max_length=2048, blank=True, editable=False)
+    # Beside its endpoints, `way` says how the hall got the tokens. Nodes of earlier versions do not write it.
     server = JsonField(default=dict, editable=False, help_text="Its endpoints, as at the last sign-in.")
     client_id = models.CharField(max_length=2048, blank=True, editable=False)
     client_method = models.CharField(max_length=40, blank=True, editable=False)
@@ -56,6 +58,15 @@ class SignIn(models.Model):
     class Meta:
         abstract = True
         default_permissions = ()  # those of the member decide
+
+    @property
+    def way(self) -> str:
+        """How the hall got the tokens, see `members.unattended.way_of`. Empty if nothing says it."""
+        return str(self.server.get("way") or (self.PERSON if self.signed_in_at else ""))
+
+    def came_by(self, way: str) -> bool:
+        """Whether the hall has what it got in this way, or has nothing."""
+        return not self.encrypted or self.way == way or (not self.way and way != self.PERSON)
 
 
 class MemberSignIn(SignIn):

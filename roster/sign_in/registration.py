@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 
@@ -17,6 +18,9 @@ from mcp_runtime.security.resources import SCOPE
 from roster.models import ClientRegistration, Grant
 from roster.sign_in import redirects
 from roster.sign_in.answers import error, public
+
+if TYPE_CHECKING:
+    from oauth2_provider.models import Application
 
 MAX_REDIRECTS, MAX_NAME = 10, 100
 KEEP_UNUSED = timedelta(minutes=10)  # at least
@@ -42,8 +46,7 @@ def register(request: HttpRequest) -> HttpResponse:
     from oauth2_provider.models import Application  # here, because most halls never need it
 
     if not has_room():
-        text = f"The hall has {MAX_UNUSED_CLIENTS} new clients that nobody allowed. Try again later."
-        return error(503, "temporarily_unavailable", text)
+        return _too_many()
     try:
         name, uris = read_metadata(_decoded(request.body))
     except MetadataError as fault:
@@ -57,6 +60,9 @@ def register(request: HttpRequest) -> HttpResponse:
         client_secret="",
         hash_client_secret=False,
     )
+    if _unused().count() > MAX_UNUSED_CLIENTS:  # others registered at the same moment, and saw the same room
+        client.delete()
+        return _too_many()
     answer = {
         "client_id": client.client_id,
         "client_id_issued_at": int(client.created.timestamp()),
@@ -70,6 +76,18 @@ def register(request: HttpRequest) -> HttpResponse:
     return JsonResponse(answer, status=201)
 
 
+def _too_many() -> HttpResponse:
+    text = f"The hall has {MAX_UNUSED_CLIENTS} new clients that nobody allowed. Try again later."
+    return error(503, "temporarily_unavailable", text)
+
+
+def _unused() -> QuerySet[Application]:
+    from oauth2_provider.models import Application
+
+    unused: QuerySet[Application] = Application.objects.exclude(client_id__in=Grant.objects.values("client_id"))
+    return unused
+
+
 def has_room() -> bool:
     """Whether one more client may be stored. If there are too many that nobody allowed, the oldest of them go.
 
@@ -77,7 +95,7 @@ def has_room() -> bool:
     """
     from oauth2_provider.models import Application
 
-    unused = Application.objects.exclude(client_id__in=Grant.objects.values("client_id"))
+    unused = _unused()
     if unused.count() < MAX_UNUSED_CLIENTS:
         return True
     old = unused.filter(created__lt=timezone.now() - KEEP_UNUSED).order_by("created")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
+from django.core.exceptions import ObjectDoesNotExist
+from django.db import IntegrityError
 from django.http import HttpRequest, HttpResponse
 
 from mcp_runtime.control import grants
 from roster.models import AccessToken
 from roster.sign_in.answers import error, public, repeated
+
+logger = logging.getLogger("guildhall.web")
 
 
 @public("POST")
@@ -16,7 +22,11 @@ def token(request: HttpRequest) -> HttpResponse:
         return refusal
     from oauth2_provider.views.mixins import OAuthLibMixin
 
-    _, headers, body, status = OAuthLibMixin().create_token_response(request)
+    try:
+        _, headers, body, status = OAuthLibMixin().create_token_response(request)
+    except (IntegrityError, ObjectDoesNotExist) as fault:  # somebody deletes the user, and the code with it
+        logger.warning("sign-in: the tokens of a client cannot be stored: %s", fault)
+        return error(400, "invalid_grant", "The grant of this token has just ended.")
     if status != 200:
         _revoke_if_stolen(request)
     return _answer(headers, body, status)

@@ -6,7 +6,9 @@ import uuid
 from datetime import datetime
 from typing import Any
 
+from django.db.models import Q
 from django.utils import timezone
+from oauth2_provider.models import AccessToken as LibraryToken
 from oauth2_provider.models import RefreshToken
 from oauth2_provider.oauth2_validators import OAuth2Validator
 from oauthlib.oauth2.rfc6749 import errors
@@ -46,9 +48,14 @@ class HallValidator(OAuth2Validator):  # type: ignore[misc]  # the library has n
             return
         super()._save_bearer_token(token, request, *args, **kwargs)
         stored = _stored(token)
-        if family is None and not grants.redeem(grant, stored.token_family or uuid.uuid4()):
-            raise errors.InvalidGrantError(request=request)
-        grants.add_access_token(grant, token["access_token"], stored.access_token.expires)
+        if family is None:
+            grant = grants.redeem(grant, stored.token_family or uuid.uuid4())
+            if grant is None:
+                raise errors.InvalidGrantError(request=request)
+            # If it joined an older grant, one refresh token that is used twice ends all of them.
+            RefreshToken.objects.filter(pk=stored.pk).update(token_family=grant.family)
+        live = RefreshToken.objects.filter(token_family=grant.family, revoked=None).count()
+        grants.add_access_token(grant, token["access_token"], stored.access_token.expires, sign_ins=live)
 
     def _repeat(self, token: dict[str, Any], request: Any) -> None:
         """Let the client have the tokens of the request before, which are the same texts.
@@ -64,11 +71,22 @@ class HallValidator(OAuth2Validator):  # type: ignore[misc]  # the library has n
         token["expires_in"] = max(int((stored.access_token.expires - timezone.now()).total_seconds()), 0)
 
     def revoke_token(self, token: str, token_type_hint: str, request: Any, *args: Any, **kwargs: Any) -> None:
-        """Revoke the whole grant. A client that gives back one of its tokens does not want the others."""
-        stored = RefreshToken.objects.filter(token_checksum=AccessToken.digest_of(token)).first()
+        """Revoke the whole grant. A client that gives back one of its tokens does not want the others.
+
+        If several sign-ins share the grant, only that one of them ends to which the token belongs.
+        """
+        digest = AccessToken.digest_of(token)
+        rows = RefreshToken.objects.filter(Q(token_checksum=digest) | Q(access_token__token_checksum=digest))
+        stored = rows.first()
         grant = grants.find_by_family(stored.token_family) if stored else grants.find_by_access_token(token)
         if grant is not None and request.client is not None and grant.client_id == request.client.client_id:
-            grants.revoke_grant(grant, "the client gave it back")
+            live = RefreshToken.objects.filter(token_family=grant.family, revoked=None)
+            if stored is not None and stored.revoked is None and (others := live.exclude(pk=stored.pk)).exists():
+                grants.end_sign_in(grant, list(others.values_list("access_token__token_checksum", flat=True)))
+                LibraryToken.objects.filter(pk=stored.access_token_id).delete()
+                stored.delete()  # not revoked, because it is no thief who tries it again
+            else:
+                grants.revoke_grant(grant, "the client gave it back")
         super().revoke_token(token, token_type_hint, request, *args, **kwargs)
 
 

@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from mcp_runtime.oauth import providers
 from tests.support.proofs import NonceNeededError, ProofError, Proofs
 
 ECHOED = {"tools/call", "prompts/get", "resources/read", "completion/complete", "resources/subscribe"}
@@ -411,6 +412,7 @@ def _json(value: Any, status: int = 200) -> Answer:
 @contextmanager
 def oauth_world(**options: Any) -> Iterator[OAuthWorld]:
     world = OAuthWorld(**options)
+    providers.forget()  # one of before may have had the same port
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"

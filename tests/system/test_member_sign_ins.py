@@ -127,3 +127,29 @@ def test_no_agent_sees_a_token_in_an_error_that_quotes_it(hall: Hall, world: OAu
     error = agent.call(tool)["error"]["message"]
     assert "you sent Bearer ***" in error
     assert [token for token in world.access if token in error] == []
+
+
+def test_an_agent_gets_the_access_of_a_service_until_the_authorization_server_refuses_it(
+    hall: Hall, world: OAuthWorld, settings: Any
+) -> None:
+    settings.GUILD_HALL_SECRETS_KEY_FILE = hall.data_dir / "secrets-key"
+    world.lists_openly = world.echoes = True
+    folder = hall.members_dir / "vault"
+    folder.mkdir(parents=True)
+    (folder / "token").write_text(world.signed(sub="pod", aud=world.base))
+    oauth = {"grant": "workload_identity", "issuer": world.base, "assertion": "${file:token}"}
+    manifest = {"name": "vault", "version": "1.0.0", "transport": "http", "url": world.url, "oauth": oauth}
+    (folder / "guild-member.json").write_text(json.dumps(manifest))
+    hall.start()
+    wait_for_status(hall, "vault", "connected")
+    agent = wait_for_roster(hall, "vault")
+    (tool,) = (name for name in agent.tools() if "look" in name)
+    assert "/token" not in world.paths()
+    text = agent.call(tool)["result"]["content"][0]["text"]
+    assert world.account_of(text) == "pod"
+    world.answers["/token"] = lambda seen: (400, {}, b'{"error": "invalid_grant"}')
+    world.expire()
+    error = agent.call(tool)["error"]["message"]
+    assert "its token cannot be renewed now" in error
+    assert "invalid_grant" in error
+    assert not MemberSignIn.objects.get().has_tokens

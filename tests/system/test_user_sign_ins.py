@@ -155,7 +155,7 @@ def test_a_modern_client_is_asked_to_open_the_page_and_its_second_request_goes_t
     able = {"meta": {f"{META}clientCapabilities": {"elicitation": {"url": {}}}}}
 
     def ask(action: str = "", **more: Any) -> dict[str, Any]:
-        answers = {"inputResponses": {"guildhall-sign-in": {"action": action}}} if action else {}
+        answers = {"inputResponses": {key: {"action": action}}} if action else {}
         response = client.modern(method, **params, **answers, **more)
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
@@ -164,12 +164,13 @@ def test_a_modern_client_is_asked_to_open_the_page_and_its_second_request_goes_t
     def sent() -> list[bytes]:
         return [each.body for each in world.seen if method.encode() in each.body]
 
+    key = ""
     refusal = ask()["error"]  # it cannot open pages
     assert (refusal["code"], refusal["data"]["kind"], refusal["data"]["sent"]) == (-32603, "unavailable", False)
     result = ask(**able)["result"]
     assert result.keys() == {"resultType", "inputRequests"}
     assert result["resultType"] == "input_required"
-    question = result["inputRequests"]["guildhall-sign-in"]
+    ((key, question),) = result["inputRequests"].items()
     page = f"/members/{member('vault').pk}/own-sign-in/"
     assert (question["method"], question["params"]["mode"]) == ("elicitation/create", "url")
     assert question["params"]["url"].endswith(page)

@@ -106,7 +106,7 @@ class Upstream:
         is_first: bool = False,
     ) -> Response:
         token = await self._token_for(route.live_member, owner)
-        if token is not None and token.token:
+        if token is not None and (token.token or token.is_own):  # without one, the refusal gets the next one
             return await self._send_with_token(route, token, verb, headers, body, owner, on_write, is_first=is_first)
         secrets = route.live_member.client.headers.secrets
         return await self._connections.request(

@@ -36,6 +36,7 @@ class SecretsScreen(RuntimeRowAdmin):
             return redirect("admin:roster_guildmember_secrets", member.pk)
         manifest = member.manifest
         variables = {name: secrets.shown_text(name, value) for name, value in manifest.get("env", {}).items()}
+        oauth = {key: value for key, value in manifest.get("oauth", {}).items() if value}  # it has only references
         context = {
             **self.admin_site.each_context(request),
             "title": f"Secrets of {member.name}",
@@ -48,6 +49,7 @@ class SecretsScreen(RuntimeRowAdmin):
             "sandbox": manifest.get("sandbox", "off"),
             "packages": manifest.get("packages", "fetched"),
             "headers": sorted(manifest.get("headers", {})),
+            "oauth": present.json_block(oauth) if oauth else "",
             "needs": secrets.needs_of(member),
             "identity": secrets.identity_of(member),
             "may_add": request.user.has_perm("roster.add_secret"),

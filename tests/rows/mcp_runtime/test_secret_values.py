@@ -119,6 +119,83 @@ def test_the_values_of_headers_may_change_but_not_their_names() -> None:
     assert value_for(member, "k") == CANARY
 
 
+BEHIND_OAUTH: dict[str, Any] = {
+    "url": "https://x.example/",
+    "headers": {"X-Team": "a"},
+    "oauth": {
+        **{"grant": "enterprise_managed", "issuer": "https://a.example", "client_id": "a", "credentials": "member"},
+        **{"client_secret": "${secret:a}", "private_key": "", "idp_client_secret": "${secret:k}"},
+        **{"idp_issuer": "https://i.example", "idp_client_id": "i", "subject_token": "${file:token}", "scopes": []},
+    },
+}
+
+
+def allowed_behind_oauth(*without: str) -> GuildMember:
+    oauth = {key: value for key, value in BEHIND_OAUTH["oauth"].items() if key not in without}
+    member = make_member(manifest={**BEHIND_OAUTH, "oauth": oauth})
+    for name in ("a", "k"):
+        secrets.allow_secret(secrets.set_secret(name, CANARY, by=None), member, by=None)
+    return member
+
+
+@pytest.mark.parametrize(
+    "oauth",
+    [
+        {"client_secret": "${secret:k}"},
+        {"subject_token": "${secret:k}"},
+        {"client_secret": "", "private_key": "${secret:a}"},
+        {"idp_client_secret": ""},
+        {"grant": "workload_identity"},
+    ],
+)
+def test_a_secret_of_a_member_behind_oauth_goes_to_nobody_else_until_that_is_allowed(oauth: dict[str, str]) -> None:
+    member = allowed_behind_oauth()
+    change_manifest(member, oauth={**member.manifest["oauth"], **oauth})
+    for name in ("a", "k"):
+        with pytest.raises(SecretError, match="what the member runs or calls has changed"):
+            value_for(member, name)
+    assert secrets.needs_of(member)[0].changed_parts == ["oauth"]
+
+
+@pytest.mark.parametrize("without", [(), ("idp_client_secret", "subject_token", "grant", "idp_issuer")])
+def test_a_secret_for_an_authorization_server_does_not_become_a_header(without: tuple[str, ...]) -> None:
+    member = allowed_behind_oauth(*without)
+    change_manifest(member, headers={"X-Team": "${secret:a}"})
+    with pytest.raises(SecretError, match="what the member runs or calls has changed"):
+        value_for(member, "a")
+
+
+def test_scopes_and_whose_account_it_is_take_no_secret_of_a_member_behind_oauth_away() -> None:
+    member = allowed_behind_oauth()
+    oauth = {**member.manifest["oauth"], "scopes": ["read"], "credentials": "user"}
+    change_manifest(member, headers={"X-Team": "b"}, oauth=oauth)
+    assert value_for(member, "k") == CANARY
+
+
+@pytest.mark.parametrize(
+    ("manifest", "digest"),
+    [
+        (MANIFEST, "b4ba74a63e73473e"),
+        ({"url": "https://x.example/", "headers": {"X-Key": "${secret:k}"}, "oauth": {}}, "0bfdcb3c39714d99"),
+        (
+            {
+                "url": "https://x.example/",
+                "headers": {},
+                "oauth": {
+                    **{"client_id": "a", "client_secret": "${secret:k}", "issuer": "", "private_key": ""},
+                    **{"grant": "authorization_code", "credentials": "member", "idp_issuer": ""},
+                },
+            },
+            "daf43dbad105d806",
+        ),
+    ],
+)
+def test_a_member_that_an_earlier_version_allowed_needs_no_new_permission(
+    manifest: dict[str, Any], digest: str
+) -> None:
+    assert values.identity(manifest)[:16] == digest
+
+
 def test_a_manifest_that_changed_while_a_user_looked_at_it_is_not_allowed() -> None:
     member = make_member()
     secret, seen = secrets.set_secret("api-key", CANARY, by=None), secrets.identity_of(member)

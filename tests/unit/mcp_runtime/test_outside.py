@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -132,3 +133,14 @@ def test_a_request_that_would_wait_too_long_for_others_is_refused(monkeypatch: p
     outside._at_once.acquire()
     with pytest.raises(ClientError, match="too many servers"):
         ask("https://example.com/", Guard(), seconds=0.1)
+
+
+def test_requests_of_a_thread_share_a_total_and_other_threads_do_not() -> None:
+    with oauth_world() as world:
+        address, guard = f"{world.base}/.well-known/oauth-authorization-server", Guard(trusted_url=world.url)
+        with outside.in_total(0.0), outside.in_total(60.0):
+            with pytest.raises(ClientError, match="the requests before this one took too long"):
+                ask(address, guard)
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(ask, address, guard).result().status == 200
+        assert ask(address, guard).status == 200

@@ -50,6 +50,14 @@ def test_a_secret_is_made_for_some_members_and_its_value_is_never_shown(page: Cl
     assert not any(CANARY in entry.change_message for entry in LogEntry.objects.all())
 
 
+def test_the_page_shows_where_the_secrets_of_a_member_behind_oauth_go_before_they_are_allowed(page: Client) -> None:
+    oauth = {"grant": "client_credentials", "issuer": "https://a.example", "client_secret": "${secret:api-key}"}
+    member = make_member("far", manifest={"name": "far", "url": "https://x.example/", "oauth": oauth | {"scopes": []}})
+    text = html(page.get(secrets_page(member)))
+    assert all(each in text for each in ("client_credentials", "https://a.example", "${secret:api-key}"))
+    assert "scopes" not in text
+
+
 def test_a_form_with_faults_shows_no_value(page: Client) -> None:
     text = html(page.post(ADD, {"name": "a b", "value": CANARY}))
     assert "Use letters, digits" in text

@@ -18,7 +18,7 @@ from oauth2_provider.models import Grant as LibraryCode
 from mcp_runtime.control import grants
 from mcp_runtime.control.tokens import delete_token, revoke_token
 from roster.models import AccessToken, ClientRegistration, Grant, GuildMember, Token, ToolSet
-from roster.sign_in import authorization
+from roster.sign_in import authorization, registration
 from tests.support.sign_in import REDIRECT, RESOURCE, VERIFIER, SigningIn, challenge_of
 
 pytestmark = pytest.mark.django_db
@@ -516,6 +516,24 @@ def test_registrations_are_bounded_by_address_and_by_clients_that_nobody_allowed
     )
     assert client.register().status_code == 201
     assert Application.objects.count() == 10
+
+
+def test_registrations_at_the_same_moment_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "MAX_UNUSED_CLIENTS", 3)
+    others, has_room = [SigningIn() for _ in range(2)], registration.has_room
+    assert others[0].register().status_code == 201
+    statuses = []
+
+    def has_room_while_others_register() -> bool:
+        found = has_room()
+        if others:
+            statuses.append(others.pop().register().status_code)
+        return found
+
+    monkeypatch.setattr(registration, "has_room", has_room_while_others_register)
+    statuses.append(SigningIn().register().status_code)  # which two others overtake
+    assert sorted(statuses) == [201, 201, 503]
+    assert Application.objects.count() == 3
 
 
 # REST -------------------------------------------------------------------------------------------------------------

@@ -6,15 +6,17 @@ import threading
 import time
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import jwt
 import pytest
 from django.contrib.auth.models import Group, User
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 from django.test import Client
 from django.utils import timezone
 
 from mcp_runtime.members import kept_id_tokens
+from mcp_runtime.secrets import values
 from roster import audit, invitations, roles
 from roster.models import AuditEntry, GuildMember, Identity, Role
 from roster.single_sign_on import attempts
@@ -502,11 +504,40 @@ def test_invitations_work_beside_a_provider(provider: Provider) -> None:
 # Members that take the login --------------------------------------------------------------------------------------
 
 
+def takes_logins() -> GuildMember:
+    oauth = {"grant": "enterprise_managed", "credentials": "user"}
+    return GuildMember.objects.create(name="tickets", server_url="https://a.example/mcp", manifest={"oauth": oauth})
+
+
+@pytest.mark.parametrize("error", [OperationalError("the disk is full"), InterfaceError("closed")])
+def test_a_login_goes_on_if_the_database_cannot_keep_its_id_token(
+    provider: Provider,
+    person: Person,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    takes_logins()
+    monkeypatch.setattr(values, "lock", Mock(side_effect=error))
+    assert person.log_in().status_code == 302
+    assert "You are logged in as" in html(person.client.get("/admin/"))
+    assert f"the ID token of a login cannot be kept for members: {error}" in caplog.text
+
+
+def test_the_id_token_of_a_user_who_is_not_active_any_more_is_forgotten(provider: Provider, person: Person) -> None:
+    takes_logins()
+    person.log_in()
+    kept_id_tokens.prune()
+    assert Identity.objects.get().id_token
+    User.objects.update(is_active=False)
+    kept_id_tokens.prune()
+    assert (Identity.objects.get().id_token, Identity.objects.get().id_token_ends_at) == ("", None)
+
+
 def test_the_id_token_is_kept_if_a_member_takes_it_and_not_otherwise(provider: Provider, person: Person) -> None:
     person.log_in()
     assert Identity.objects.get().id_token == ""
-    oauth = {"grant": "enterprise_managed", "credentials": "user"}
-    member = GuildMember.objects.create(name="tickets", server_url="https://a.example/mcp", manifest={"oauth": oauth})
+    member = takes_logins()
     person.log_in()
     identity = Identity.objects.get()
     issuer, token = kept_id_tokens.of_user(identity.user_id)
