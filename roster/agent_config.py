@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -18,6 +19,7 @@ from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import RequestRefusedError, UnknownMemberError
 from mcp_runtime.security.access import Principal
 from roster import addresses
+from roster.call_counts import Name
 from roster.client_formats import SERVER_NAME, Entry
 from roster.models import GuildMember, Tool
 
@@ -39,12 +41,20 @@ class Cost:
     tools: int = 0
     characters: int = 0
 
+    @staticmethod
+    def of(tools: Iterable[ListedTool]) -> Cost:
+        lengths = [tool.characters for tool in tools]
+        return Cost(len(lengths), sum(lengths))
+
     @property
     def tokens(self) -> int:
         return math.ceil(self.characters / CHARACTERS_PER_TOKEN)
 
     def __add__(self, other: Cost) -> Cost:
         return Cost(self.tools + other.tools, self.characters + other.characters)
+
+    def __sub__(self, other: Cost) -> Cost:
+        return Cost(self.tools - other.tools, self.characters - other.characters)
 
 
 @dataclass(frozen=True)
@@ -57,8 +67,39 @@ class ListedTool:
     characters: int  # of its definition
 
     @property
+    def key(self) -> Name:
+        return self.member, self.tool
+
+    @property
     def cost(self) -> Cost:
         return Cost(1, self.characters)
+
+
+@dataclass(frozen=True)
+class ToolList:
+    """The tools that a client lists. What is computed from them is kept with them, because there may be thousands."""
+
+    tools: tuple[ListedTool, ...]
+
+    @cached_property
+    def by_name(self) -> dict[Name, ListedTool]:
+        return {tool.key: tool for tool in self.tools}
+
+    @cached_property
+    def by_cost(self) -> list[ListedTool]:
+        """Those that cost most first."""
+        return sorted(self.tools, key=lambda tool: (-tool.characters, tool.name))
+
+    @cached_property
+    def total(self) -> Cost:
+        return Cost.of(self.tools)
+
+    @cached_property
+    def by_member(self) -> dict[str, Cost]:
+        tools: dict[str, list[ListedTool]] = {}
+        for tool in self.tools:
+            tools.setdefault(tool.member, []).append(tool)
+        return {member: Cost.of(each) for member, each in tools.items()}
 
 
 def select_members(principal: Principal, names: Iterable[str]) -> list[GuildMember]:
@@ -72,10 +113,10 @@ def select_members(principal: Principal, names: Iterable[str]) -> list[GuildMemb
     return [rows[name] for name in unique] if unique else list(rows.values())
 
 
-def names_and_switches(principal: Principal) -> list[GuildMember]:
-    """As `select_members` without names. The rows have only what `listed_tools` needs."""
-    rows = members_of_roster().only("name", "enabled")
-    return [row for row in rows if principal.may_see(row.name)]
+def enabled_names(principal: Principal) -> list[str]:
+    """The names of all enabled members that `principal` may call."""
+    names = members_of_roster().filter(enabled=True).values_list("name", flat=True)
+    return [name for name in names if principal.may_see(name)]
 
 
 def gateway_entries(names: Sequence[str], token: str, tool_set: str = "") -> list[Entry]:
@@ -109,29 +150,29 @@ def direct_entries(members: Iterable[GuildMember], *, require_all: bool) -> list
     return entries
 
 
-_kept_lists: dict[tuple[Principal, tuple[str, ...], bool, bytes], tuple[ListedTool, ...]] = {}
+_kept_lists: dict[tuple[Principal, tuple[str, ...], bool, bytes], ToolList] = {}
 
 
-def listed_tools(principal: Principal, members: Sequence[GuildMember], *, direct: bool) -> list[ListedTool]:
-    """The tools of members that clients of `principal` list, by member. Without `direct` names have a prefix.
+def listed_tools(principal: Principal, members: Iterable[str], *, direct: bool) -> ToolList:
+    """The tools of enabled members that clients of `principal` list. Without `direct` names have a prefix.
 
     In search mode these are the pinned ones. The lists are kept until a tool changes, because there may be thousands.
     """
-    names = tuple(row.name for row in members if row.enabled)
+    names = tuple(members)
     version = tools_version()
-    if NO_VERSION in version:  # the definition of such a tool may change, and nothing here would tell
-        return _read_listed_tools(principal, names, direct=direct)
     key = (principal, names, direct, hashlib.sha256(version.encode()).digest())
     if (kept := _kept_lists.get(key)) is not None:
-        return list(kept)
+        return kept
     tools = _read_listed_tools(principal, names, direct=direct)
+    if NO_VERSION in version:  # the definition of such a tool may change, and nothing here would tell
+        return tools
     if len(_kept_lists) >= MAX_LISTS:
         _kept_lists.clear()
-    _kept_lists[key] = tuple(tools)
+    _kept_lists[key] = tools
     return tools
 
 
-def _read_listed_tools(principal: Principal, names: Sequence[str], *, direct: bool) -> list[ListedTool]:
+def _read_listed_tools(principal: Principal, names: Sequence[str], *, direct: bool) -> ToolList:
     tools = Tool.objects.filter(visible_tools(), member__name__in=names).order_by("member__name", "position")
     # Values and no rows, because there may be thousands.
     columns = ("pk", "member__name", "name", "schema_error", "version")
@@ -140,20 +181,19 @@ def _read_listed_tools(principal: Principal, names: Sequence[str], *, direct: bo
         for pk, member, tool, schema_error, version in tools.values_list(*columns)
         if principal.may_invoke(member, tool) and (direct or _is_listed(principal, member, tool))
     }
-    return [
-        ListedTool(row.member, row.tool, row.name, characters)
-        for row, characters in zip(listed.values(), _characters(listed), strict=True)
-    ]
+    rows = zip(listed.values(), _characters(listed), strict=True)
+    return ToolList(tuple(ListedTool(row.member, row.tool, row.name, characters) for row, characters in rows))
 
 
-def listed_tools_of_set(principal: Principal, tool_set: str) -> list[ListedTool]:
+def listed_tools_of_set(principal: Principal, tool_set: str) -> ToolList:
     """As `listed_tools`, at the address of a tool set. Raises UnknownToolSetError."""
     entries = tool_sets.entries_of(tool_sets.find_tool_set(tool_set, principal), principal)
-    return [
+    tools = (
         ListedTool(tool.member, tool.tool, tool.name, len(json.dumps(tool.definition, ensure_ascii=False)))
         for tool in tool_sets.preview(entries, principal)
         if not tool.fault and _is_listed(principal, tool.member, tool.tool)
-    ]
+    )
+    return ToolList(tuple(tools))
 
 
 def _is_listed(principal: Principal, member: str, tool: str) -> bool:
@@ -163,7 +203,7 @@ def _is_listed(principal: Principal, member: str, tool: str) -> bool:
 def costs(principal: Principal, members: Sequence[GuildMember], *, direct: bool) -> dict[str, Cost]:
     """The cost of the tools that clients of `principal` list, by member. Without `direct` names have a prefix."""
     names = [row.name for row in members if row.enabled]
-    by_member = _by_member(names, listed_tools(principal, members, direct=direct))
+    by_member = _by_member(names, listed_tools(principal, names, direct=direct))
     if not principal.searches or direct:
         return by_member
     tools = Tool.objects.filter(visible_tools(), member__name__in=names).order_by("member__name", "position")
@@ -180,11 +220,8 @@ def costs_of_set(principal: Principal, tool_set: str) -> dict[str, Cost]:
     return _search_tools(()) | by_member if principal.searches else by_member
 
 
-def _by_member(members: Iterable[str], tools: Iterable[ListedTool]) -> dict[str, Cost]:
-    lengths: dict[str, list[int]] = {name: [] for name in members}
-    for tool in tools:
-        lengths[tool.member].append(tool.characters)
-    return {name: Cost(len(each), sum(each)) for name, each in lengths.items()}
+def _by_member(members: Iterable[str], tools: ToolList) -> dict[str, Cost]:
+    return dict.fromkeys(members, Cost()) | tools.by_member
 
 
 def _search_tools(servers: Collection[str]) -> dict[str, Cost]:

@@ -5,12 +5,10 @@ A token, or a tool set, can be trimmed to the tools that were called.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Set
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from operator import attrgetter
-from typing import NamedTuple
 
 from django.conf import settings
 from django.db.models import Q
@@ -21,7 +19,7 @@ from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 from roster import agent_config
-from roster.agent_config import Cost, ListedTool
+from roster.agent_config import Cost, ListedTool, ToolList
 from roster.call_counts import Name, kept_counts
 from roster.models import Token, Tool, ToolSet
 
@@ -29,47 +27,44 @@ MAX_DAYS = 30
 MAX_COUNTED = 100_000  # calls, the newest. Counting more would take seconds
 
 
-class SeenTool(NamedTuple):  # which is made faster than a dataclass, and there are thousands
-    """A tool in the list of the agent. `calls` are those of the last days."""
-
-    listed: ListedTool
-    calls: int
-
-    @property
-    def name(self) -> Name:
-        return self.listed.member, self.listed.tool
-
-
 @dataclass(frozen=True)
 class AgentView:
-    """The tools of an agent, those that cost most first. `days` is for how long calls were counted.
+    """The tools of an agent. `days` is for how long calls were counted.
 
-    `counts_all` is False if the viewer does not see all calls. `called` also has tools that are not listed now, for
+    `counts_all` is False if the viewer does not see all calls. `counts` also has tools that are not listed now, for
     example because they are held.
     """
 
-    tools: list[SeenTool]
-    called: Set[Name]
+    tools: ToolList
+    counts: Mapping[Name, int]
     days: int
     counts_all: bool
     searches: bool = False
     is_of_set: bool = False  # a token for a tool set
 
-    @cached_property
-    def kept(self) -> int:
-        return sum(1 for tool in self.tools if tool.calls)
+    def most_expensive(self, number: int) -> list[tuple[ListedTool, int]]:
+        """The tools that cost most, each with its calls."""
+        return [(tool, self.counts.get(tool.key, 0)) for tool in self.tools.by_cost[:number]]
 
-    @cached_property
-    def unused_names(self) -> set[Name]:
-        return {tool.name for tool in self.tools if not tool.calls}
-
-    @cached_property
+    @property
     def total(self) -> Cost:
-        return _sum(self.tools)
+        return self.tools.total
 
     @cached_property
+    def used(self) -> Cost:
+        return Cost.of(tool for name in self.counts if (tool := self.tools.by_name.get(name)) is not None)
+
+    @property
+    def kept(self) -> int:
+        return self.used.tools
+
+    @property
     def unused(self) -> Cost:
-        return _sum(tool for tool in self.tools if not tool.calls)
+        return self.total - self.used
+
+    @property
+    def unused_names(self) -> set[Name]:
+        return self.tools.by_name.keys() - self.counts.keys()
 
     @property
     def may_trim(self) -> bool:
@@ -83,7 +78,7 @@ def of_token(token: Token) -> AgentView:
     if principal.tool_set is not None:
         listed = agent_config.listed_tools_of_set(principal, principal.tool_set)
     else:
-        listed = agent_config.listed_tools(principal, agent_config.names_and_switches(principal), direct=False)
+        listed = agent_config.listed_tools(principal, agent_config.enabled_names(principal), direct=False)
     view = _view(listed, ("token", token.pk), Q(token=token))
     return replace(view, searches=principal.searches, is_of_set=principal.tool_set is not None)
 
@@ -102,7 +97,7 @@ def trim_token(token: Token) -> int:
     view = of_token(token)
     _require_trim(view)
     principal = principals.principal_of_row(token)
-    tokens.narrow_token(token, {name for name in view.called if principal.may_invoke(*name) and _exists(*name)})
+    tokens.narrow_token(token, {name for name in view.counts if principal.may_invoke(*name) and _exists(*name)})
     return view.kept
 
 
@@ -126,16 +121,8 @@ def _require_trim(view: AgentView) -> None:
         raise RequestRefusedError("there is nothing to trim, or its calls do not say which tools nobody needs")
 
 
-def _view(listed: Iterable[ListedTool], key: Hashable, calls: Q, *, counts_all: bool = True) -> AgentView:
+def _view(listed: ToolList, key: Hashable, calls: Q, *, counts_all: bool = True) -> AgentView:
     """`key` stands for `calls`, the condition of the calls that are counted."""
     days = min(MAX_DAYS, settings.GUILD_HALL_KEEP_CALLS_DAYS)
     counts = kept_counts.read(key, calls, timezone.now() - timedelta(days=days), MAX_COUNTED)
-    tools = [SeenTool(tool, counts.get((tool.member, tool.tool), 0)) for tool in listed]
-    tools.sort(key=attrgetter("listed.name"))
-    tools.sort(key=attrgetter("listed.characters"), reverse=True)
-    return AgentView(tools, counts.keys(), days, counts_all)
-
-
-def _sum(tools: Iterable[SeenTool]) -> Cost:
-    lengths = [tool.listed.characters for tool in tools]
-    return Cost(len(lengths), sum(lengths))
+    return AgentView(listed, counts, days, counts_all)

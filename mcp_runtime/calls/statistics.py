@@ -284,8 +284,12 @@ def _point(begins: int, parts: list[_Part]) -> Point:
             slots[int(slot)] += count
     calls = sum(part.calls for part in parts)
     started_calls = calls - slots.pop(NEVER_STARTED, 0)
-    mean = sum(part.took for part in parts) / started_calls if started_calls else None
+    took = sum(part.took for part in parts)
+    mean = took / started_calls if started_calls else None
     p50, p95 = quantile(slots, 0.5), quantile(slots, 0.95)
+    if p50 is not None and p95 is not None:
+        longest = _longest(slots, took)
+        p50, p95 = min(p50, longest), min(p95, longest)
     if mean is not None and len(slots) == 1:  # one call, or calls of nearly the same duration, which is known exactly
         p50 = p95 = round(mean, 6)
     return Point(
@@ -307,6 +311,20 @@ def quantile(slots: Mapping[int, int], fraction: float) -> float | None:
             return _interpolate(slot, (rank - below) / slots[slot])
         below += slots[slot]
     return None
+
+
+def _longest(slots: Mapping[int, int], took: float) -> float:
+    """Return how long the longest of these calls took at most, if all together took `took` seconds.
+
+    Without it, a percentile may be a fifth longer than the longest call of a few.
+    """
+    top = max(slots)
+    others = sum(count * _lower_limit(slot) for slot, count in slots.items()) - _lower_limit(top)
+    return max(_lower_limit(top), round(took - others, 6))
+
+
+def _lower_limit(slot: int) -> float:
+    return SLOT_LIMITS[slot - 1] if slot else 0.0
 
 
 def _interpolate(slot: int, fraction: float) -> float:

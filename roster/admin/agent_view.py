@@ -58,8 +58,8 @@ def page(
     else:
         context |= {
             "view": view,
-            "shown_tools": view.tools[:SHOWN_TOOLS],
-            "left_out": max(len(view.tools) - SHOWN_TOOLS, 0),
+            "shown_tools": view.most_expensive(SHOWN_TOOLS),
+            "left_out": max(view.total.tools - SHOWN_TOOLS, 0),
             "called": view.kept,
             "may_trim": trim is not None and view.may_trim,
         }

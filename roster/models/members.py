@@ -308,7 +308,7 @@ class StatusChange(models.Model):
         indexes = [models.Index(fields=["member", "-id"], name="status_change_by_member")]
 
     def __str__(self) -> str:
-        return f"{self.old} -> {self.new}"
+        return f"{self.old} → {self.new}"
 
     @property
     def signal_name(self) -> str:

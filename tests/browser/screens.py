@@ -16,10 +16,17 @@ NEEDS_QUERY = re.compile(r"/(prompt|resource|template)/$")  # the page is about 
 MAX_SCREENS = 120
 # How many pixels the page is wider than its window.
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+# What scrolls sideways: the page, or a list in it. Long lines of code and wide tables have boxes that may.
+SIDEWAYS = """() => [document.documentElement, ...document.querySelectorAll("#changelist, #changelist-form .results")]
+  .filter((part) => part.scrollWidth > part.clientWidth)
+  .map((part) => `${part.id || part.className || "the page"} is ${part.scrollWidth} pixels wide`)"""
 
 
 def screens_of(hall: BrowserHall, *more: str) -> list[str]:
-    """One address for each kind of page under /admin/, and `more`. Parts of pages and downloads do not count."""
+    """One address for each kind of page under /admin/, and those of `more` that are there.
+
+    Parts of pages and downloads do not count.
+    """
     screens, paths_to_visit = {"/admin/login/"}, ["/admin/", *more]
     kinds = {kind_of(path) for path in [*paths_to_visit, *screens]}
     with requests.Session() as session:
@@ -28,6 +35,8 @@ def screens_of(hall: BrowserHall, *more: str) -> list[str]:
         while paths_to_visit and len(screens) < MAX_SCREENS:
             path = paths_to_visit.pop(0)
             page = session.get(urljoin(hall.url, path), timeout=30)
+            if path in more and not page.ok:
+                continue
             if not page.headers.get("Content-Type", "").startswith("text/html") or "</html>" not in page.text:
                 continue
             screens.add(path)

@@ -71,6 +71,10 @@ def test_a_tool_set_is_made_and_previewed_on_every_screen(page: Page, visitor: V
         region = window.get_by_role("region", name="What you see at /sets/writing/mcp")
         expect(region.get_by_role("cell", name="write", exact=True)).to_be_visible()
         assert window.evaluate(OVERFLOW) <= 0
+        for number in range(3):  # the fields of the first entry, with room for what people write
+            box = window.locator("#entries-0 :is(input[type=text], textarea)").nth(number).bounding_box()
+            assert box is not None
+            assert box["width"] > 150
 
 
 def test_a_token_for_a_tool_set_is_made_from_its_page_and_shows_its_address(

@@ -285,6 +285,19 @@ def test_the_duration_of_one_call_is_exact(anna: GuildMember, is_rolled_up: bool
 
 
 @pytest.mark.usefixtures("set_clock")
+@pytest.mark.parametrize("is_rolled_up", [True, False])
+def test_no_percentile_of_a_few_calls_is_longer_than_the_longest(anna: GuildMember, is_rolled_up: bool) -> None:
+    for duration in (0.003, 0.004, 0.2, 10.0):
+        add_calls(anna, minutes(1), duration=duration)
+    if is_rolled_up:
+        statistics.roll_up()
+    total = series_of_hour(member=anna).total
+    assert total.p50 is not None
+    assert total.p50 < 0.2
+    assert total.p95 == pytest.approx(10.0, abs=0.05)  # what the others took is known to a fifth
+
+
+@pytest.mark.usefixtures("set_clock")
 def test_a_time_without_a_fraction_is_read_exactly(anna: GuildMember) -> None:
     add_calls(anna, moment=NOON.replace(second=0), duration=0.25)
     add_calls(anna, moment=NOON.replace(second=10, microsecond=250_000), duration=10.25)

@@ -179,14 +179,15 @@ def test_the_definitions_of_many_tools_are_read_in_two_queries_and_later_only_wh
         Tool(member=connected_member, name=name, definition={"name": name}, version=f"version {name}") for name in names
     )
     with django_assert_num_queries(3):
-        first = agent_config.listed_tools(OPERATOR, [connected_member], direct=False)
+        first = agent_config.listed_tools(OPERATOR, [connected_member.name], direct=False)
     with django_assert_num_queries(1):
-        second = agent_config.listed_tools(OPERATOR, [connected_member], direct=False)
-    assert first == second
+        second = agent_config.listed_tools(OPERATOR, [connected_member.name], direct=False)
+    assert second is first
     Tool.objects.filter(name=names[0]).update(enabled=False)
-    assert len(agent_config.listed_tools(OPERATOR, [connected_member], direct=False)) == len(first) - 1
-    assert len(first) == len(names) + 1
-    assert all(tool.characters > len(tool.name) for tool in first)
+    third = agent_config.listed_tools(OPERATOR, [connected_member.name], direct=False)
+    assert (first.total.tools, third.total.tools) == (len(names) + 1, len(names))
+    assert first.by_member == {"up": first.total}
+    assert all(tool.characters > len(tool.name) for tool in first.tools)
 
 
 def test_a_definition_without_a_version_is_counted_each_time(connected_member: GuildMember) -> None:

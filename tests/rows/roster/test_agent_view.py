@@ -70,15 +70,16 @@ def test_the_tools_that_cost_most_come_first_with_the_calls_of_the_last_days(bob
     call("example", "echo", token=token, days_ago=31)
     call("example", "count", token=other)
     view = agent_view.of_token(token)
-    assert [(tool.name, tool.calls) for tool in view.tools] == [
+    assert [(tool.key, calls) for tool, calls in view.most_expensive(4)] == [
         (("notes", "find"), 0),
         (("example", "count"), 0),
         (("example", "echo"), 0),
         (("notes", "add"), 2),
     ]
-    assert view.tools[0].listed.name == "notes__find"
-    assert view.total.tokens > 100 + view.tools[1].listed.cost.tokens
-    assert (view.unused.tools, view.called, view.days) == (3, {("notes", "add")}, 30)
+    (first, _), (second, _) = view.most_expensive(2)
+    assert first.name == "notes__find"
+    assert view.total.tokens > 100 + second.cost.tokens
+    assert (view.unused.tools, view.counts, view.days) == (3, {("notes", "add"): 2}, 30)
 
 
 def test_calls_are_counted_only_as_long_as_they_are_kept(bob: User, settings: Any) -> None:
@@ -86,7 +87,7 @@ def test_calls_are_counted_only_as_long_as_they_are_kept(bob: User, settings: An
     token = token_of(bob)
     call("notes", "add", token=token, days_ago=4)
     view = agent_view.of_token(token)
-    assert (view.days, view.called) == (3, set())
+    assert (view.days, view.counts) == (3, {})
 
 
 def test_one_click_narrows_a_token_to_the_tools_that_it_called(bob: User, as_bob: Client) -> None:

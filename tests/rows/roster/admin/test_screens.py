@@ -169,6 +169,28 @@ def test_the_pages_to_select_and_to_delete_have_their_own_headings(page: Client,
 # The banner -------------------------------------------------------------------------------------------------------
 
 
+def test_the_question_before_a_deletion_names_all_that_goes_and_leads_back(page: Client) -> None:
+    bob = User.objects.create_user("bob")
+    token, _ = Token.make(user=bob)
+    users, own_page = reverse("admin:auth_user_changelist"), reverse("admin:auth_user_change", args=[bob.pk])
+    form = {"action": "delete_selected", "_selected_action": [str(bob.pk)]}
+    one = html(page.get(reverse("admin:auth_user_delete", args=[bob.pk])))
+    selected = html(page.post(users, form))
+    for text, back in ((one, own_page), (selected, users)):
+        assert "You cannot take this back." in text
+        assert str(token) in strip_tags(text)
+        assert f'<a href="{back}" class="button cancel-link">Do not delete</a>' in text
+        assert "No, take me back" not in text
+    page.post(users, {**form, "post": "yes"})
+    assert not User.objects.filter(pk=bob.pk).exists()
+
+
+def test_after_a_logout_the_page_says_what_ended_and_leads_to_the_login(page: Client) -> None:
+    text = html(page.post(reverse("admin:logout")))
+    assert "Your session in this browser has ended." in text
+    assert f'href="{reverse("admin:index")}">Log in again</a>' in text
+
+
 @pytest.mark.parametrize("name", ["admin:index", "admin:roster_guildmember_changelist"])
 def test_without_a_live_runtime_a_banner_tells_how_to_start_one(page: Client, name: str) -> None:
     assert NO_RUNTIME in html(page.get(reverse(name)))
