@@ -9,7 +9,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote
 from django.contrib.admin.views.main import ChangeList
 from django.contrib.auth.models import User
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -21,7 +21,7 @@ from mcp_runtime.security import principals
 from mcp_runtime.security.access import Principal
 from roster import audit
 from roster.admin.present import one_line
-from roster.models import Hall
+from roster.models import GuildMember, Hall
 
 _PRINCIPAL = "_guild_hall_principal"
 
@@ -46,14 +46,24 @@ def _read_principal(request: HttpRequest) -> Principal:
 
 
 class ReachableMembersFilter(admin.RelatedFieldListFilter):
-    """A filter by member, without members that are reserved for groups of others."""
+    """A filter by member, without members that are reserved for groups of others. There may be hundreds."""
 
     def field_choices(self, field: Any, request: HttpRequest, model_admin: Any) -> Any:
-        return field.get_choices(
-            include_blank=False,
-            ordering=self.field_admin_ordering(field, request, model_admin),
-            limit_choices_to=~Q(name__in=principal_of(request).closed_members),
-        )
+        """Unlike Django's, reads no other column than the names."""
+        rows = GuildMember.objects.exclude(name__in=principal_of(request).closed_members)
+        return list(rows.order_by(*self.field_admin_ordering(field, request, model_admin)).values_list("pk", "name"))
+
+    def choices(self, changelist: Any) -> Any:
+        """The same as in Django, which makes the address of each choice from nothing. The field is never empty."""
+        if changelist.add_facets:
+            yield from super().choices(changelist)
+            return
+        others = changelist.get_query_string(remove=self.expected_parameters())
+        yield {"selected": self.lookup_val is None, "query_string": others, "display": "All"}
+        start = f"{others}{'&' if len(others) > 1 else ''}{self.lookup_kwarg}="
+        chosen = set(self.lookup_val or ())
+        for pk, name in self.lookup_choices:
+            yield {"selected": str(pk) in chosen, "query_string": f"{start}{pk}", "display": name}
 
     def has_output(self) -> bool:
         # Otherwise, with only one choice, Django removes the member from the URL and filters nothing.

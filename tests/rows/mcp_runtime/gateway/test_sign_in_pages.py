@@ -7,7 +7,7 @@ from typing import Any
 
 from mcp_runtime.gateway import sign_in_pages
 from mcp_runtime.gateway.messages import Request
-from mcp_runtime.protocol.errors import CallFailedError, ErrorKind, InputNeededError, SignInNeededError
+from mcp_runtime.protocol.errors import CallFailedError, ErrorKind, InputNeededError, OwnSignIn, SignInNeededError
 
 ACCEPTED = {"action": "accept"}
 
@@ -22,7 +22,7 @@ def a_request(**params: Any) -> Request:
 def question_of(settings: Any, key: str) -> str:
     """The key of the question of the hall with this secret key."""
     settings.SECRET_KEY = key
-    need = SignInNeededError("sign in", page="https://hall.example/members/1/own-sign-in/")
+    need = SignInNeededError("sign in", own=OwnSignIn(1, 1, "https://hall.example/members/1/own-sign-in/"))
     asked = sign_in_pages.asked(CallFailedError(ErrorKind.UNAVAILABLE, "sign in"), need, "vault", a_request())
     assert isinstance(asked, InputNeededError)
     (question,) = asked.requests
