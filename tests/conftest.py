@@ -156,7 +156,9 @@ def _touches_rows(item: pytest.Item) -> bool:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     measures_time = item.get_closest_marker("alone") is not None
-    with machine.Turn(_shared, may_be_alone=measures_time):
+    with machine.Turn(_shared, may_be_alone=measures_time), pytest.MonkeyPatch.context() as patch:
+        if measures_time or item.get_closest_marker("no_cover"):  # nor in processes that it starts
+            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
         return (yield)
 
 

@@ -221,7 +221,7 @@ def answer_of(
     answer = _answer(server, client, form, guard, secret_values, proof_key, "")
     values = answer.json_object()
     nonce = nonce_in(answer.headers.get(NONCE_HEADER))
-    if proof_key and nonce and answer.status in (400, 401) and (values or {}).get("error") == USE_NONCE:
+    if proof_key and nonce and answer.status == 400 and (values or {}).get("error") == USE_NONCE:
         answer = _answer(server, client, form, guard, secret_values, proof_key, nonce)
         values = answer.json_object()
     if answer.status != 200:
