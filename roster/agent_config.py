@@ -27,7 +27,7 @@ from roster.models import GuildMember, Tool
 CHARACTERS_PER_TOKEN = 4
 SEARCH_TOOLS = "the tools that search"  # in the place of a member
 MAX_COUNTS = 20_000  # lengths of definitions
-UNUSED_COLUMNS = ("manifest", "manifest_warnings", "warnings", "server_info", "capabilities")  # JSON, of each member
+USED_COLUMNS = ("name", "enabled", "status", "server_url", "node", "port_allocation__port")  # of each member
 MAX_LISTS = 8  # of listed tools. Each may have thousands
 NO_VERSION = '""'  # the version of a tool that is not known, in `tools_version`
 MAX_IDS = 500  # in one query. For more, all rows are read
@@ -105,7 +105,7 @@ class ToolList:
 def select_members(principal: Principal, names: Iterable[str]) -> list[GuildMember]:
     """The members with these names. Without names, all that `principal` may call. Raises UnknownMemberError."""
     unique = list(dict.fromkeys(names))
-    members = members_of_roster().select_related("port_allocation").defer(*UNUSED_COLUMNS)
+    members = members_of_roster().select_related("port_allocation").only(*USED_COLUMNS)
     rows = {row.name: row for row in members if principal.may_see(row.name)}
     for name in unique:
         if name not in rows:
