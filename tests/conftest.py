@@ -26,7 +26,10 @@ from pytest_django import DjangoDbBlocker
 from roster import first_schema
 from tests.support import machine
 from tests.support.machine import Stopwatch
-from tests.support.scheduling import pytest_xdist_make_scheduler  # noqa: F401  a hook
+from tests.support.scheduling import (  # noqa: F401  hooks
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
 
 # Ignored where a shell runs us in the background; what we start would inherit that, and be deaf to Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
