@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from typing import Any, cast
+
+import psutil
 import pytest
 
+from tests.storm import vitals
 from tests.storm.vitals import Vitals, held, kept_memory
 
 BEFORE = {"worker": Vitals(descriptors=100, threads=30, megabytes=90.0), "web": Vitals(20, 6, 110.0)}
@@ -42,3 +48,25 @@ def test_the_memory_figure_of_a_missing_part_does_not_hold(missing_part: str) ->
     vitals = {part: part_vitals for part, part_vitals in BEFORE.items() if part != missing_part}
     assert not kept_memory(BEFORE, vitals).holds
     assert not kept_memory(vitals, BEFORE).holds
+
+
+def test_connections_that_end_by_themselves_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals, "REST_SECONDS", 0.5)
+    here = psutil.Process()
+    at_rest = here.num_fds()
+
+    class Hall:
+        @staticmethod
+        def part(name: str) -> psutil.Process | None:
+            return here if name == "worker" else None
+
+    with contextlib.ExitStack() as files:
+        for _ in range(50):
+            files.enter_context(open("/dev/null"))
+        timer = threading.Timer(0.1, files.pop_all().close)
+        timer.start()
+        counted = vitals.vitals(cast("Any", Hall()))
+        timer.join()
+
+    assert list(counted) == ["worker"]
+    assert at_rest <= counted["worker"].descriptors < at_rest + 50
