@@ -8,7 +8,6 @@ written in one batch. Only an outcome larger than BIG_OUTCOME is written in the 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import uuid
@@ -22,9 +21,8 @@ from mcp_runtime.calls import statements, transitions
 from mcp_runtime.calls.outcomes import BIG_OUTCOME, OutcomeWriter, explain
 from mcp_runtime.calls.queue_search import QueueSearch
 from mcp_runtime.calls.queue_watch import QueueWatch, cancellations
-from mcp_runtime.calls.running import RunningCalls
+from mcp_runtime.calls.running import RunningCalls, Strays
 from mcp_runtime.calls.slots import CallSlots, requester_of
-from mcp_runtime.calls.statements import active_calls
 from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.calls.waiting_for_members import WaitingCalls
 from mcp_runtime.client.exchanges import Exchange
@@ -53,9 +51,6 @@ RETRY_SECONDS = 1.0  # after an iteration that failed
 # When the dispatcher stops, every call has ended or was aborted. The threads of these calls need a moment to hand over
 # the outcomes.
 LAST_OUTCOMES_SECONDS = 0.5
-# Between two searches for strays. A stray is a row that is running under this runtime's lease although no thread runs
-# the call. This happens if the database commits a claim but its response is lost.
-STRAY_SECONDS = 5.0
 
 
 class Dispatcher:
@@ -93,9 +88,7 @@ class Dispatcher:
             availability=Availability(lifecycle, wake_supervisor),
             notify_queue=self.notify,
         )
-        self._last_stray_search = -math.inf
-        self._strays: set[int] = set()  # ids of the strays that the last search found
-        self._running_rows = active_calls(Status.RUNNING)
+        self._strays = Strays(lease_id, self._running, watch)
         self._cancellations = cancellations(lease_id)
         self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
@@ -317,10 +310,7 @@ class Dispatcher:
         self._running.write_progress()
         self._waiting_calls.check()
         self.send_cancellations()
-        if time.monotonic() >= self._last_stray_search + STRAY_SECONDS:
-            self._last_stray_search = time.monotonic()
-            if self._watch.may_exist(self._running_rows):
-                self.end_lost_and_strays()
+        self._strays.end_if_due()
 
     def send_cancellations(self) -> None:
         """Tell each member which of its running calls are to be cancelled."""
@@ -328,17 +318,6 @@ class Dispatcher:
             return
         for pk in self._cancellations.values_list("pk", flat=True):
             self._running.cancel(pk, "cancelled by request")
-
-    def end_lost_and_strays(self) -> None:
-        """End running calls that no thread runs: those of other leases as `lost`, strays as `unavailable`."""
-        transitions.end_lost_calls(self._lease_id, transitions.RUNTIME_ENDED)
-        own_rows = Call.objects.filter(status=Status.RUNNING, lease_id=self._lease_id).select_related("member")
-        strays = {call.pk: call for call in own_rows if call.pk not in self._running}
-        for pk in self._strays & set(strays):  # strays in this search and in the last one
-            reason = "the call was claimed, but the response of the database was lost; the call was not sent"
-            outcome = Outcome.failed(ErrorKind.UNAVAILABLE, explain(strays[pk], reason))
-            transitions.finish(strays[pk], outcome, self._lease_id)
-        self._strays = set(strays)
 
     # Stopping -----------------------------------------------------------------------------------------------------
 

@@ -1,20 +1,28 @@
-"""The calls that run in members now: their progress and their cancellation."""
+"""The calls that run in members now: their progress, their cancellation, and rows that only seem to run."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
+import time
 import uuid
 from functools import partial
 from typing import Any
 
 from mcp_runtime.calls import transitions
+from mcp_runtime.calls.outcomes import explain
+from mcp_runtime.calls.queue_watch import QueueWatch
+from mcp_runtime.calls.statements import active_calls
+from mcp_runtime.calls.transitions import ErrorKind, Outcome
 from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import SignInNeededError
 from mcp_runtime.rows.database import short_transaction
 from roster.models import Call
+
+STRAY_SECONDS = 5.0  # between two searches for strays
 
 
 class RunningCalls:
@@ -76,3 +84,37 @@ class RunningCalls:
         with short_transaction():
             for call_id, progress in latest.items():
                 transitions.write_progress(call_id, progress, self._lease_id)
+
+
+class Strays:
+    """Rows that are running although no thread runs the call.
+
+    Rows of another lease are lost. A row of this lease is a stray: the database committed its claim, and the response
+    to that was lost.
+    """
+
+    def __init__(self, lease_id: uuid.UUID, running: RunningCalls, watch: QueueWatch) -> None:
+        self._lease_id = lease_id
+        self._running = running
+        self._watch = watch
+        self._running_rows = active_calls(Call.Status.RUNNING)
+        self._found: set[int] = set()  # ids of the strays that the last search found
+        self._searched_at = -math.inf
+
+    def end_if_due(self) -> None:
+        """Once in STRAY_SECONDS, end lost calls, and strays that the last search found as well."""
+        if time.monotonic() < self._searched_at + STRAY_SECONDS:
+            return
+        self._searched_at = time.monotonic()
+        if self._watch.may_exist(self._running_rows):
+            transitions.end_lost_calls(self._lease_id, transitions.RUNTIME_ENDED)
+            self._end()
+
+    def _end(self) -> None:
+        own_rows = Call.objects.filter(status=Call.Status.RUNNING, lease_id=self._lease_id).select_related("member")
+        strays = {call.pk: call for call in own_rows if call.pk not in self._running}
+        for pk in self._found & set(strays):
+            reason = "the call was claimed, but the response of the database was lost; the call was not sent"
+            outcome = Outcome.failed(ErrorKind.UNAVAILABLE, explain(strays[pk], reason))
+            transitions.finish(strays[pk], outcome, self._lease_id)
+        self._found = set(strays)

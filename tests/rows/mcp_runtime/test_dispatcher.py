@@ -20,7 +20,7 @@ from django.db.models import QuerySet
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from mcp_runtime.calls import dispatcher, outcomes, queue_watch, statements, transitions, waiting_for_members
+from mcp_runtime.calls import dispatcher, outcomes, queue_watch, running, statements, transitions, waiting_for_members
 from mcp_runtime.calls.dispatcher import Dispatcher
 from mcp_runtime.calls.queue_watch import QueueWatch
 from mcp_runtime.calls.transitions import Outcome
@@ -1218,7 +1218,7 @@ def test_a_stray_ends_as_not_sent_at_the_second_check(hall: DispatcherHall, monk
     hall.run_once()
     hall.run_once()
     assert statuses_of(stray) == ["running"]  # the next check is not due
-    monkeypatch.setattr(dispatcher, "STRAY_SECONDS", 0.0)
+    monkeypatch.setattr(running, "STRAY_SECONDS", 0.0)
     hall.run_once()
     assert statuses_of(stray) == ["failed"]
     assert (row_of(stray).error_kind, hall.client(anna).calls) == ("unavailable", [])
@@ -1232,7 +1232,7 @@ def test_a_call_that_runs_long_is_no_stray(
     hall.client(anna).go_on.clear()
     call = add_queued_call(anna)
     hall.run_once()
-    monkeypatch.setattr(dispatcher, "STRAY_SECONDS", 0.0)
+    monkeypatch.setattr(running, "STRAY_SECONDS", 0.0)
     for _ in range(3):
         hall.run_once()
     assert statuses_of(call) == ["running"]
