@@ -44,7 +44,7 @@ class _Kept:
     def settle(self, last_id: int) -> int:
         """Return the id up to which no further row can appear, now that `last_id` is the last one."""
         now = time.monotonic()
-        if _ids_ascend():
+        if ids_ascend():
             return last_id
         settled = self.known_id if now - self.known_at >= SETTLE_SECONDS else self.settled_id
         if settled == self.known_id:
@@ -57,11 +57,11 @@ class CallCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self.kept: OrderedDict[Hashable, _Kept] = OrderedDict()
 
     def forget(self) -> None:
         with self._lock:
-            self._kept.clear()
+            self.kept.clear()
 
     def read(self, key: Hashable, calls: Q, since: datetime, most: int) -> Mapping[Name, int]:
         """Count the newest `most` calls, from the day of `since` on. `key` stands for `calls`.
@@ -69,10 +69,10 @@ class CallCounts:
         Whole days are dropped at either limit, so a count may have calls of some hours more, or of one day less.
         """
         with self._lock:
-            kept = self._kept.setdefault(key, _Kept())
-            self._kept.move_to_end(key)
-            if len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
+            kept = self.kept.setdefault(key, _Kept())
+            self.kept.move_to_end(key)
+            if len(self.kept) > MAX_KEPT:
+                self.kept.popitem(last=False)
             days = self._up_to_date(kept, calls, since, most)
         total: Counter[tuple[int, str]] = Counter()
         for day in days:
@@ -99,7 +99,7 @@ class CallCounts:
         return list(days.values())
 
 
-def _ids_ascend() -> bool:
+def ids_ascend() -> bool:
     """Whether a row never appears after one with a higher id, because there is one writer at a time."""
     return connection.vendor == "sqlite"
 

@@ -38,7 +38,7 @@ class Link:
 
 def make(user: User) -> Link:
     """A link for this user, who must be active."""
-    text = signing.dumps(_state(user), salt=SALT)
+    text = signing.dumps(state_of(user), salt=SALT)
     secret = PREFIX + base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
     AuditEntry.record(AuditEntry.Kind.LOGIN_LINK_MADE, f"user {user.get_username()}")
     return Link(user, f"{web_address()}/login-links/{secret}/")
@@ -48,7 +48,7 @@ def find(secret: str) -> User:
     """The user of the link. Changes nothing. Raises LinkError."""
     state = _read(secret)
     user = User.objects.filter(pk=state.get("user", 0), is_active=True).first()
-    if user is None or _state(user) != state:
+    if user is None or state_of(user) != state:
         raise LinkError
     return user
 
@@ -63,7 +63,7 @@ def spend(secret: str) -> User:
     return user
 
 
-def _state(user: User) -> dict[str, Any]:
+def state_of(user: User) -> dict[str, Any]:
     """What must still be so when the link is used."""
     last_login = user.last_login.isoformat() if user.last_login else None
     return {"user": user.pk, "last_login": last_login, "password": user.get_session_auth_hash()[:16]}

@@ -129,7 +129,7 @@ def prepare() -> None:
 def _prepare() -> None:
     with connection.cursor() as cursor:
         missing = [name for name in _TRIGGERS if not _schema_of(name)]
-        if not _has_fts5():
+        if not has_fts5():
             # Every change of a call would fail in the trigger.
             for name in _TRIGGERS:
                 cursor.execute(f"DROP TRIGGER IF EXISTS {name}")
@@ -157,7 +157,8 @@ def _prepare() -> None:
         )
 
 
-def _has_fts5() -> bool:
+def has_fts5() -> bool:
+    """Whether this SQLite was built with its full-text search."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pragma_module_list WHERE name = 'fts5'")
         return bool(cursor.fetchone()[0])

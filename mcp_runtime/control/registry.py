@@ -40,7 +40,7 @@ CACHE_SECONDS = 300
 MAX_CACHED = 262_144  # bytes of an answer. Django's cache in memory has 300 entries
 NAME = re.compile(r"([a-zA-Z0-9][a-zA-Z0-9-]*(?:\.[a-zA-Z0-9-]+)+/[a-zA-Z0-9._-]{1,100})(?:@([^\s@/]{1,255}))?")
 # A slow registry must not take all threads of the web.
-_at_once = threading.BoundedSemaphore(4)
+at_once = threading.BoundedSemaphore(4)
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ def _get(target: str) -> dict[str, Any]:
     body: bytes | None = cache.get(key)
     if body is not None:
         return _parsed(body)
-    if not _at_once.acquire(blocking=False):
+    if not at_once.acquire(blocking=False):
         raise RegistryError("the registry is being asked several questions already; try again in a moment")
     try:
-        body = _fetch(url)
+        body = fetch(url)
     finally:
-        _at_once.release()
+        at_once.release()
     answer = _parsed(body)
     if len(body) <= MAX_CACHED:
         cache.set(key, body, CACHE_SECONDS)
@@ -183,7 +183,8 @@ def _parsed(body: bytes) -> dict[str, Any]:
     return answer
 
 
-def _fetch(url: str) -> bytes:
+def fetch(url: str) -> bytes:
+    """The body of the registry's response. Raises UnknownServerError or RegistryError."""
     from mcp_runtime.client.outside import Guard, Place, ask  # late, because the web loads it only when somebody asks
 
     host = urlsplit(url).hostname or ""

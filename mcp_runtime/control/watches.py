@@ -134,7 +134,7 @@ class Watches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watches: dict[Key, _Watch] = {}
+        self.open_watches: dict[Key, _Watch] = {}
 
     def look(
         self,
@@ -165,15 +165,15 @@ class Watches:
             raise RequestRefusedError(f"member {row.name!r} does not announce updates of resources")
         key = (principal.owner, row.pk, uri)
         with self._lock:
-            self._watches = {each: watch for each, watch in self._watches.items() if not watch.is_over}
-            if (watch := self._watches.get(key)) is not None:
+            self.open_watches = {each: watch for each, watch in self.open_watches.items() if not watch.is_over}
+            if (watch := self.open_watches.get(key)) is not None:
                 return watch
-            of_user = sum(owner[0] == principal.user_id for owner, _, _ in self._watches)
-            if of_user >= MAX_OF_USER or len(self._watches) >= MAX_WATCHES:
+            of_user = sum(owner[0] == principal.user_id for owner, _, _ in self.open_watches)
+            if of_user >= MAX_OF_USER or len(self.open_watches) >= MAX_WATCHES:
                 raise TooManyCallsError(
                     "Too many resources are watched now. Try again when one of the pages is closed.", 10.0
                 )
-            watch = self._watches[key] = _Watch(gateway.way_to(principal, row, MAX_SECONDS), row.name, uri)
+            watch = self.open_watches[key] = _Watch(gateway.way_to(principal, row, MAX_SECONDS), row.name, uri)
             watch.start()
             return watch
 

@@ -65,7 +65,7 @@ EVERYTHING = Place("/mcp", Selection())
 SEARCH = "search"  # the value of `mode` in a query string
 PATHS = ("/mcp", "/mcp/<member>", "/agents/<agent>/mcp", "/sets/<tool_set>/mcp")  # each also with a trailing slash
 VERBS = ("GET", "POST", "DELETE")
-_PATH = re.compile("|".join(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", path) + "/?" for path in PATHS))
+PATH_PATTERN = re.compile("|".join(re.sub(r"<(\w+)>", r"(?P<\1>[^/]+)", path) + "/?" for path in PATHS))
 
 
 class App:
@@ -124,7 +124,7 @@ class App:
         if exchange.path in door.PATHS and not is_forwarded:
             await self._events.serve(exchange)
             return
-        match = _PATH.fullmatch(exchange.path)
+        match = PATH_PATTERN.fullmatch(exchange.path)
         if match is None:
             _reply_not_found(exchange)
             return

@@ -228,6 +228,10 @@ class Recorder:
         self._may_query = True  # whether this batch may still query the database
         self._thread = threading.Thread(target=self._run, name="gateway-records", daemon=True)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def start(self) -> None:
         self._thread.start()
 
@@ -258,7 +262,7 @@ class Recorder:
                 self._may_query = True
                 for call in calls:  # not in `put`, because dropped calls do not count for their program
                     self.programs.note(call.principal.owner, call.program, calls=1)
-                self._write_batch(calls, [row for call in calls if (row := self._row_or_none(call)) is not None])
+                self.write_batch(calls, [row for call in calls if (row := self.row_or_none(call)) is not None])
                 give_connection_back()
             self._note_clients(at_once=is_last)
             self._log_lost_calls()
@@ -285,7 +289,7 @@ class Recorder:
         if lost_count:
             logger.error("%d calls of the gateway were not written: the database is too slow", lost_count)
 
-    def _write_batch(self, calls: list[FinishedCall], rows: list[Row]) -> None:
+    def write_batch(self, calls: list[FinishedCall], rows: list[Row]) -> None:
         """Insert the rows. Try again until the database takes them, or GIVE_UP_SECONDS pass, or the stop ends it.
 
         After GIVE_UP_SECONDS the rows themselves may be at fault.
@@ -313,15 +317,16 @@ class Recorder:
             time.sleep(RETRY_SECONDS)
         self._batch_size = 0
 
-    def _row_or_none(self, call: FinishedCall) -> Row | None:
+    def row_or_none(self, call: FinishedCall) -> Row | None:
         """Return the row of a call, or None after an error. One bad call must not stop the others or this thread."""
         try:
-            return self._row(call)
+            return self.make_row(call)
         except Exception:
             logger.exception("a call of tool %r of member %r cannot be written", call.tool, call.member)
             return None
 
-    def _row(self, call: FinishedCall) -> Row:
+    def make_row(self, call: FinishedCall) -> Row:
+        """Return the row of a call, with its secrets masked."""
         outcome, result, error_data = call.outcome, None, None
         if outcome is None:
             outcome, result, error_data = self._outcome(call)
@@ -364,7 +369,7 @@ class Recorder:
 
     def _outcome(self, call: FinishedCall) -> tuple[Outcome, str | None, str | None]:
         """Return the outcome in the response, and the stored parts of its result and error data as JSON."""
-        raw_result = _result_of(call.body)
+        raw_result = raw_result_of(call.body)
         if raw_result is None:
             try:
                 answer = envelope.read_opened(call.body)
@@ -457,7 +462,7 @@ class Recorder:
         return jsonrpc.encode({CUT: {"bytes": size, "beginning": beginning}}).decode(), paths, beginning
 
 
-def _result_of(body: bytes) -> Raw | None:
+def raw_result_of(body: bytes) -> Raw | None:
     """Return the result in a short response. None for any other body, which `envelope` must read.
 
     The gateway has read the response before, and has encoded it again.

@@ -44,7 +44,7 @@ class Sessions:
     """All sessions of clients. `on_drop(session)` is called for each one that is removed from memory."""
 
     def __init__(self, on_drop: Callable[[ClientSession], None]) -> None:
-        self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
+        self.by_id: OrderedDict[str, ClientSession] = OrderedDict()
         self._ended_digests: OrderedDict[str, None] = OrderedDict()  # by digest
         self._on_drop = on_drop
 
@@ -68,12 +68,12 @@ class Sessions:
 
     async def find(self, session_id: str, principal: Principal, path: str) -> ClientSession | None:
         """Return the session if this client started it at this path and it has not ended."""
-        session = self._sessions.get(session_id)
+        session = self.by_id.get(session_id)
         if session is None and (session := self._read_id(session_id)) is not None:
             session = await self._restore(session)
         if session is None or session.path != path or session.owner != (principal.user_id, principal.token_id):
             return None
-        self._sessions.move_to_end(session_id)
+        self.by_id.move_to_end(session_id)
         return session
 
     async def end(self, session: ClientSession) -> None:
@@ -82,7 +82,7 @@ class Sessions:
         await self._attempt(lambda: session_rows.end(digest))
 
     def _end(self, session: ClientSession) -> None:
-        if self._sessions.pop(session.id, None) is not None:
+        if self.by_id.pop(session.id, None) is not None:
             self._drop(session)
         self._ended_digests[_digest(session.id)] = None
         while len(self._ended_digests) > MAX_ENDED_SESSIONS:
@@ -91,7 +91,7 @@ class Sessions:
     async def end_those_ended_elsewhere(self) -> None:
         """End the sessions in memory that clients have ended at other nodes in the last seconds."""
         ended_digests = await self._attempt(session_rows.ended_lately) or set()
-        for session in list(self._sessions.values()) if ended_digests else ():
+        for session in list(self.by_id.values()) if ended_digests else ():
             if _digest(session.id) in ended_digests:
                 self._end(session)
 
@@ -131,7 +131,7 @@ class Sessions:
         """Return the session with its state from the row, or None if it has ended."""
         digest = _digest(session.id)
         state = await self._attempt(lambda: session_rows.load(digest)) or SavedState()
-        if (restored := self._sessions.get(session.id)) is not None:
+        if (restored := self.by_id.get(session.id)) is not None:
             return restored  # another request was faster
         if state.is_ended or digest in self._ended_digests:
             return None
@@ -141,26 +141,26 @@ class Sessions:
         return session
 
     def _store(self, session: ClientSession) -> None:
-        self._sessions[session.id] = session
-        of_user = [other for other in self._sessions.values() if other.owner[0] == session.owner[0]]
+        self.by_id[session.id] = session
+        of_user = [other for other in self.by_id.values() if other.owner[0] == session.owner[0]]
         of_token = [other for other in of_user if other.owner == session.owner]
         self._remove_idle(of_token, limits.MAX_SESSIONS_OF_TOKEN, session)
         self._remove_idle(of_user, limits.MAX_SESSIONS_OF_USER, session)
-        self._remove_idle(self._sessions.values(), limits.MAX_SESSIONS, session)
+        self._remove_idle(self.by_id.values(), limits.MAX_SESSIONS, session)
 
     def _remove_idle(self, among: Iterable[ClientSession], most: int, newest: ClientSession) -> None:
         """Remove the least recently used sessions above `most` from memory. Their ids can restore them.
 
         Keep sessions with an open stream or a request in progress. Other limits apply to those.
         """
-        candidates = [session for session in among if session.id in self._sessions]
+        candidates = [session for session in among if session.id in self.by_id]
         idle = (
             session
             for session in candidates
             if not session.running and session.outbox is None and session is not newest
         )
         for idle_session in islice(idle, max(len(candidates) - most, 0)):
-            del self._sessions[idle_session.id]
+            del self.by_id[idle_session.id]
             self._drop(idle_session)
 
     def _drop(self, session: ClientSession) -> None:

@@ -33,8 +33,8 @@ MAX_FIELDS = 1_000
 MAX_ITEMS = 10_000
 PIECE = 65_536  # bytes at a time, so that other threads can run in between
 
-_OBJECT = msgspec.json.Decoder(dict[str, Raw])
-_LIST = msgspec.json.Decoder(list[Raw])
+OBJECTS = msgspec.json.Decoder(dict[str, Raw])
+LISTS = msgspec.json.Decoder(list[Raw])
 _ANY = msgspec.json.Decoder()
 _ENCODER = msgspec.json.Encoder()
 _KEY = re.compile(rb'[ \t\n\r]*[{,][ \t\n\r]*("(?:[^"\\]|\\.)*")[ \t\n\r]*:[ \t\n\r]*')
@@ -231,7 +231,7 @@ def _read_array(data: bytes) -> list[Message]:
     too_many = f"the answer is an array of more than {jsonrpc.MAX_BATCH} messages"
     if len(data) > MAX_SMALL and holds_more(data, jsonrpc.MAX_BATCH):
         raise ProtocolError(too_many)
-    parts = _decoded(_LIST, data)
+    parts = _decoded(LISTS, data)
     if len(parts) > jsonrpc.MAX_BATCH:
         raise ProtocolError(too_many)
     return [_message(_object(bytes(part))) for part in parts]
@@ -300,7 +300,7 @@ def _outlines(data: bytes, ignored: bytes) -> Iterator[bytes]:
 
 def _object(data: bytes) -> dict[str, Raw]:
     is_large = len(data) > MAX_SMALL
-    parts_by_key: dict[str, Raw] = {} if is_large and holds_more(data, MAX_KEYS) else _decoded(_OBJECT, data)
+    parts_by_key: dict[str, Raw] = {} if is_large and holds_more(data, MAX_KEYS) else _decoded(OBJECTS, data)
     if not 0 < len(parts_by_key) <= MAX_KEYS:
         raise ProtocolError(f"a message without keys, or with more than {MAX_KEYS}")
     if is_large and max(map(len, parts_by_key)) > MAX_KEY:
@@ -392,7 +392,7 @@ def fields(value: Any) -> dict[str, Any]:
             return {}
         if is_large(value) and holds_more(bytes(value), MAX_FIELDS):
             raise ProtocolError(f"a part of the message has more than {MAX_FIELDS:,} keys")
-        parts_by_key: dict[str, Any] = _OBJECT.decode(value)
+        parts_by_key: dict[str, Any] = OBJECTS.decode(value)
         return parts_by_key
     return value if isinstance(value, dict) else {}
 
@@ -407,7 +407,7 @@ def items(value: Any) -> list[Any]:
             return []
         if is_large(value) and holds_more(bytes(value), MAX_ITEMS):
             raise ProtocolError(f"a part of the message has more than {MAX_ITEMS:,} items")
-        parts: list[Any] = _LIST.decode(value)
+        parts: list[Any] = LISTS.decode(value)
         return parts
     return value if isinstance(value, list) else []
 

@@ -62,7 +62,7 @@ class Seals:
 
     def __init__(self, key: bytes) -> None:
         self._key = key
-        self._windows: dict[str, _Window] = {}  # by sender
+        self._windows: dict[str, Window] = {}  # by sender
 
     def open(self, request: Request) -> None:
         """Accept the request once. Raise SealError if its seal is invalid, or was accepted before."""
@@ -73,7 +73,7 @@ class Seals:
             raise SealError("the request has no seal of a node of this hall")
         if not hmac.compare_digest(digest, request.digest(self._key, int(number))):
             raise SealError("the seal of the request is not of this hall, or not for this runtime")
-        if not self._windows.setdefault(sender, _Window()).accept(int(number)):
+        if not self._windows.setdefault(sender, Window()).accept(int(number)):
             raise SealError("the request was received before, or later requests overtook it")
 
     def keep_only(self, senders: Collection[str]) -> None:
@@ -81,7 +81,7 @@ class Seals:
         self._windows = {sender: window for sender, window in self._windows.items() if sender in senders}
 
 
-class _Window:
+class Window:
     """The numbers that were accepted: the highest one, and a bit for each of the WINDOW numbers up to it."""
 
     def __init__(self) -> None:

@@ -116,7 +116,7 @@ class Programs:
                 calls, seen_at = tally.calls, tally.seen_at
                 tally.calls, tally.is_new, tally.written_at = 0, False, self._clock()
             try:
-                _save(token_id, program, calls, datetime.fromtimestamp(seen_at, UTC))
+                save(token_id, program, calls, datetime.fromtimestamp(seen_at, UTC))
             except IntegrityError:  # the token was deleted
                 continue
             except Error as error:
@@ -142,7 +142,8 @@ def _is_silent(tally: _Tally, now: float) -> bool:
     return not tally.is_new and tally.seen_at + FORGET_SECONDS < now
 
 
-def _save(token_id: int, program: Program, calls: int, seen_at: datetime) -> None:
+def save(token_id: int, program: Program, calls: int, seen_at: datetime) -> None:
+    """Add the calls to the row of the program, which may be the first of this token."""
     of_token = TokenClient.objects.filter(token=token_id)
     row = of_token.filter(name=program.name, version=program.version)
     if row.update(last_seen_at=seen_at, calls=F("calls") + calls):

@@ -36,7 +36,7 @@ class _Corpus:
 
     def __init__(self, tools: list[ListedTool], known: Mapping[Key, Weights]) -> None:
         self.tools = tools
-        self.weights = {each.key: known.get(each.key) or _weigh(each) for each in tools}
+        self.weights = {each.key: known.get(each.key) or weigh_tool(each) for each in tools}
         self.index = Index([self.weights[each.key] for each in tools])
         self.numbers = {each.name: number for number, each in enumerate(tools)}
         self.whole_view = self.index.view([True] * len(tools))
@@ -46,8 +46,8 @@ class Searcher:
     """Has an index of the roster, and one of each tool set that clients search."""
 
     def __init__(self) -> None:
-        self._corpora: OrderedDict[str, tuple[Roster, _Corpus]] = OrderedDict()  # by tool set, "" for the roster
-        self._views: OrderedDict[tuple[str, int, Selection], tuple[Principal, _Corpus, View]] = OrderedDict()
+        self.corpora: OrderedDict[str, tuple[Roster, _Corpus]] = OrderedDict()  # by tool set, "" for the roster
+        self.views: OrderedDict[tuple[str, int, Selection], tuple[Principal, _Corpus, View]] = OrderedDict()
         self._building = asyncio.Lock()
 
     async def find(self, roster: Roster, principal: Principal, selection: Selection, query: str, limit: int) -> Found:
@@ -66,43 +66,44 @@ class Searcher:
             if (corpus := self._current(roster, tool_set)) is not None:
                 return corpus
             tools = roster.tools_at(Selection(tool_set=tool_set))
-            _, before = self._corpora.get(tool_set, (None, None))
+            _, before = self.corpora.get(tool_set, (None, None))
             if before is not None and before.tools == tools:
                 corpus = before
             else:
-                known = {**self._corpora[""][1].weights} if "" in self._corpora else {}
+                known = {**self.corpora[""][1].weights} if "" in self.corpora else {}
                 known |= before.weights if before else {}
                 corpus = await asyncio.get_running_loop().run_in_executor(None, _Corpus, tools, known)
-                self._views = OrderedDict((key, value) for key, value in self._views.items() if key[0] != tool_set)
-            self._corpora[tool_set] = roster, corpus
-            while len(self._corpora) > MAX_SETS + 1:
-                del self._corpora[next(name for name in self._corpora if name)]
+                self.views = OrderedDict((key, value) for key, value in self.views.items() if key[0] != tool_set)
+            self.corpora[tool_set] = roster, corpus
+            while len(self.corpora) > MAX_SETS + 1:
+                del self.corpora[next(name for name in self.corpora if name)]
         return corpus
 
     def _current(self, roster: Roster, tool_set: str) -> _Corpus | None:
-        of_roster, corpus = self._corpora.get(tool_set, (None, None))
+        of_roster, corpus = self.corpora.get(tool_set, (None, None))
         if of_roster is not roster:
             return None
-        self._corpora.move_to_end(tool_set)
+        self.corpora.move_to_end(tool_set)
         return corpus
 
     def _view(self, corpus: _Corpus, principal: Principal, selection: Selection) -> View:
         """Return the tools that the principal may call at this address."""
         key = selection.tool_set, id(principal), selection
         # The reference to the principal is so that no other object gets its `id()`.
-        _, of_corpus, view = self._views.pop(key, (principal, None, None))
+        _, of_corpus, view = self.views.pop(key, (principal, None, None))
         if view is None or of_corpus is not corpus:
             is_selected = [bool(selection.tool_set) or selection.has(each.tool.member) for each in corpus.tools]
             pairs = zip(corpus.tools, is_selected, strict=True)
             allowed = [is_in and each.is_for(principal) for each, is_in in pairs]
             view = corpus.whole_view if all(allowed) else corpus.index.view(allowed)
-        self._views[key] = principal, corpus, view
-        while len(self._views) > MAX_VIEWS:
-            self._views.popitem(last=False)
+        self.views[key] = principal, corpus, view
+        while len(self.views) > MAX_VIEWS:
+            self.views.popitem(last=False)
         return view
 
 
-def _weigh(listed: ListedTool) -> Weights:
+def weigh_tool(listed: ListedTool) -> Weights:
+    """The weights of the words by which the search finds the tool."""
     definition = object_of(quick_json.decode(listed.tool.listed_json))
     description = listed.new_description or str(definition.get("description", ""))
     parameters = object_of(object_of(definition.get("inputSchema")).get("properties"))

@@ -104,7 +104,7 @@ class Gateway:
         self._sockets = sockets
         self._options = options
         self._wake_supervisor = wake_supervisor
-        self._loop = uvloop.new_event_loop()
+        self.loop = uvloop.new_event_loop()
         self._ready = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
@@ -134,7 +134,7 @@ class Gateway:
         """
         if self._ready.is_set():
             with contextlib.suppress(RuntimeError, TimeoutError):  # the event loop has ended or is busy
-                asyncio.run_coroutine_threadsafe(self._stop_accepting(), self._loop).result(2 * STOP_LISTENING_SECONDS)
+                asyncio.run_coroutine_threadsafe(self._stop_accepting(), self.loop).result(2 * STOP_LISTENING_SECONDS)
         self._stopping.set()
 
     def stop(self) -> None:
@@ -147,22 +147,22 @@ class Gateway:
 
     def _call_soon(self, work: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the event loop has ended
-            self._loop.call_soon_threadsafe(work, *args)
+            self.loop.call_soon_threadsafe(work, *args)
 
     # The loop -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
+        asyncio.set_event_loop(self.loop)
         try:
-            self._loop.run_until_complete(self._serve())
+            self.loop.run_until_complete(self._serve())
         except Exception:
             logger.exception("the gateway ended")
         finally:
-            unfinished = asyncio.all_tasks(self._loop)
+            unfinished = asyncio.all_tasks(self.loop)
             for task in unfinished:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
-            self._loop.close()
+            self.loop.run_until_complete(asyncio.gather(*unfinished, return_exceptions=True))
+            self.loop.close()
 
     async def _stop_accepting(self) -> None:
         self._server.stop_listening()
@@ -175,7 +175,7 @@ class Gateway:
         upstream = Upstream(self._lifecycle, max_bytes=self._options.max_bytes)
         upstream_sessions = UpstreamSessions(upstream)
         options, own_lease = self._options, self._lifecycle.lease_id
-        self._peers = peers = Peers(own_lease)
+        self.peers = peers = Peers(own_lease)
         self._shares = shares = Shares(peers)
         self._hop = hop = Hop(own_lease, hop_seals.key_of(options.secret_key), options.plain_http_hosts, options.ca)
         self._members = members = Members(self._lifecycle, Availability(self._lifecycle, self._wake_supervisor), peers)
@@ -185,11 +185,11 @@ class Gateway:
         relay = Relay(upstream, upstream_sessions, members, holds, modern, answer_streams)
         self._extras_loader = ExtrasLoader(self._lifecycle, upstream, relay, self._load_changed_lists)
         holds.until_listed = self._extras_loader.until_listed
-        self._client_streams = ClientStreams(
+        self.client_streams = ClientStreams(
             upstream, upstream_sessions, modern, questions, members, hop, self._principals.principal
         )
         self._awaited_sign_ins = awaited_sign_ins = AwaitedSignIns()
-        self._resumable = resumable = ResumableStreams()
+        self.resumable = resumable = ResumableStreams()
         self._feed = Feed()
 
         def on_session_drop(session: ClientSession) -> None:
@@ -208,7 +208,7 @@ class Gateway:
         peers.on_change = self._on_peers_changed
         self._closing = asyncio.Event()
         self._has_changed = asyncio.Event()
-        members.on_reload = self._client_streams.roster_changed
+        members.on_reload = self.client_streams.roster_changed
         await members.reload()
         background_tasks = [
             asyncio.ensure_future(members.reload_regularly()),
@@ -219,7 +219,7 @@ class Gateway:
             asyncio.ensure_future(self._end_sessions_regularly()),
             asyncio.ensure_future(self._feed.look_regularly()),
         ]
-        self._loop.call_soon(self._ready.set)
+        self.loop.call_soon(self._ready.set)
         try:
             await self._hop_server.start(self._sockets.nodes, _tls_context(options.certificate))
             await server.start(self._sockets.clients)
@@ -252,9 +252,9 @@ class Gateway:
             MemberEndpoints(members, holds, upstream, relay, rewriting),
         )
         self._forwarding = forwarding = Forwarding(self._hop, members)
-        responder = Responder(endpoints, self._resumable, forwarding, self._awaited_sign_ins)
+        responder = Responder(endpoints, self.resumable, forwarding, self._awaited_sign_ins)
         streams = SessionStreams(
-            self._principals, self._client_streams, upstream_sessions, questions, responder, members, forwarding
+            self._principals, self.client_streams, upstream_sessions, questions, responder, members, forwarding
         )
         legacy = SessionClients(intake, sessions, introductions, upstream_sessions, responder, streams, forwarding)
         return App(
@@ -264,26 +264,26 @@ class Gateway:
             sessions=sessions,
             members=members,
             legacy=legacy,
-            modern=ModernClients(introductions, self._client_streams, responder),
+            modern=ModernClients(introductions, self.client_streams, responder),
             events=EventsDoor(self._principals, self._feed, self._stopping.is_set),
             is_stopping=self._stopping.is_set,
         )
 
     def _on_peers_changed(self, gone: list[Peer]) -> None:
-        urls = {peer.url for peer in self._peers.by_lease.values()}
+        urls = {peer.url for peer in self.peers.by_lease.values()}
         for peer in gone:
             if peer.url in urls:
                 # The next runtime of this node soon answers the requests that wait at its socket for the last one.
-                self._loop.call_later(RESTART_SECONDS, self._hop.drop, peer)
+                self.loop.call_later(RESTART_SECONDS, self._hop.drop, peer)
             else:
                 self._hop.drop(peer)
-        self._seals.keep_only(self._peers.by_lease)
-        self._client_streams.peers_changed()
+        self._seals.keep_only(self.peers.by_lease)
+        self.client_streams.peers_changed()
 
     def _shut_down(self) -> None:
-        self._client_streams.close()
+        self.client_streams.close()
         self._feed.close()
-        self._resumable.close()
+        self.resumable.close()
         self._closing.set()
 
     async def _tell_peers_of_changes(self) -> None:
@@ -291,7 +291,7 @@ class Gateway:
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()
-            await self._hop.tell_all(self._peers.reachable.values(), "POST", CHANGED, {})
+            await self._hop.tell_all(self.peers.reachable.values(), "POST", CHANGED, {})
             await asyncio.sleep(CHANGES_SECONDS)
 
     async def _load_changed_lists(self) -> None:
@@ -302,7 +302,7 @@ class Gateway:
     def _on_member_changed(self, member_id: int) -> None:
         self._members.member_changed(member_id)
         self._has_changed.set()
-        self._client_streams.member_changed()
+        self.client_streams.member_changed()
         self._extras_loader.member_changed(member_id)
 
     def _on_lists_changed(self, member_id: int) -> None:
@@ -312,7 +312,7 @@ class Gateway:
         """Notice the sessions that clients have ended at other nodes."""
         while True:
             await asyncio.sleep(SESSIONS_SECONDS)
-            if self._peers.are_several:
+            if self.peers.are_several:
                 await self._sessions.end_those_ended_elsewhere()
 
     # Access -------------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class Gateway:
     def _access_changed(self) -> None:
         self._principals.forget()
         self._members.reload_soon()
-        updates = (self._client_streams.access_changed(), self._feed.access_changed(self._principals.principal))
+        updates = (self.client_streams.access_changed(), self._feed.access_changed(self._principals.principal))
         self._access_tasks = [asyncio.ensure_future(update) for update in updates]
 
 

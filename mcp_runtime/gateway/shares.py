@@ -64,8 +64,8 @@ class Shares:
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        self._shares: dict[int, _Share] = {}
-        self._concurrency: dict[int, _Concurrency] = {}
+        self.shares_by_token: dict[int, _Share] = {}
+        self.concurrency_by_token: dict[int, _Concurrency] = {}
         self._has_calls = asyncio.Event()
 
     @property
@@ -82,9 +82,9 @@ class Shares:
         if not limit or token_id is None:
             return False
         while True:
-            share = self._shares.setdefault(token_id, _Share())
+            share = self.shares_by_token.setdefault(token_id, _Share())
             async with share.lock:
-                if self._shares.get(token_id) is share:  # otherwise it was given back meanwhile
+                if self.shares_by_token.get(token_id) is share:  # otherwise it was given back meanwhile
                     return await self._take(share, token_id, limit)
 
     async def _take(self, share: _Share, token_id: int, limit: int) -> bool:
@@ -121,7 +121,7 @@ class Shares:
         limit, token_id = principal.limits.max_in_flight, principal.token_id
         if not limit or token_id is None:
             return False
-        concurrency = self._concurrency.setdefault(token_id, _Concurrency())
+        concurrency = self.concurrency_by_token.setdefault(token_id, _Concurrency())
         self._has_calls.set()
         if not concurrency.has_room(limit):
             concurrency.waiting += 1
@@ -169,20 +169,20 @@ class Shares:
         change.result()
 
     def end(self, token_id: int) -> None:
-        self._concurrency[token_id].calls -= 1
+        self.concurrency_by_token[token_id].calls -= 1
 
     async def reduce_regularly(self) -> None:
         """Give concurrent calls back that this gateway does not need. A gateway without calls does nothing."""
         while True:
             await self._has_calls.wait()
             await asyncio.sleep(REDUCED_SECONDS)
-            await self._reduce()
-            if not self._concurrency:
+            await self.reduce()
+            if not self.concurrency_by_token:
                 self._has_calls.clear()
 
-    async def _reduce(self) -> None:
+    async def reduce(self) -> None:
         """Give back what no call has needed since the last time."""
-        for token_id, concurrency in list(self._concurrency.items()):
+        for token_id, concurrency in list(self.concurrency_by_token.items()):
             async with concurrency.lock:
                 needed = max(concurrency.peak, concurrency.calls)
                 concurrency.peak = concurrency.calls
@@ -194,7 +194,7 @@ class Shares:
                         logger.warning("calls of a token cannot be given back (%s)", str(error).strip())
                         await asyncio.sleep(BORROWED_SECONDS)
                 if not (concurrency.calls or concurrency.waiting or concurrency.row_share):
-                    del self._concurrency[token_id]
+                    del self.concurrency_by_token[token_id]
 
     # Give back ------------------------------------------------------------------------------------------------------
 
@@ -202,17 +202,17 @@ class Shares:
         while True:
             await asyncio.sleep(BORROWED_SECONDS)
             now = asyncio.get_running_loop().time()
-            await self.give_back([token_id for token_id, share in self._shares.items() if now > share.until])
+            await self.give_back([token_id for token_id, share in self.shares_by_token.items() if now > share.until])
 
     async def give_back(self, token_ids: list[int] | None = None) -> None:
         """Put calls back that were not made, of these tokens or of all."""
-        for token_id in list(self._shares) if token_ids is None else token_ids:
-            share = self._shares.get(token_id)
+        for token_id in list(self.shares_by_token) if token_ids is None else token_ids:
+            share = self.shares_by_token.get(token_id)
             if share is None:
                 continue
             async with share.lock:
                 unused, share.calls = share.calls, 0
-                self._shares.pop(token_id, None)
+                self.shares_by_token.pop(token_id, None)
                 if unused:
                     work = partial(token_buckets.give_back, token_id, share.calls_per_minute, unused)
                     try:

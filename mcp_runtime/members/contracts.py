@@ -101,7 +101,7 @@ def key_of(name: str) -> str:
     return f"{name[: Contract.MAX_NAME - 17]}~{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-class _Checks:
+class Checks:
     """The comparisons that run. After the last one the memory of their patterns is freed: lists change seldom."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class _Checks:
         memory.give_back()
 
 
-_checks = _Checks()
+checks = Checks()
 
 
 def prepare(member_id: int, kind: Kind, definitions: Mapping[str, Any], policy: Policy) -> Listing:
@@ -134,7 +134,7 @@ def prepare(member_id: int, kind: Kind, definitions: Mapping[str, Any], policy: 
     new_names = [name for name in versions if _is_new(contracts.get(name), versions[name], policy)]
     if not new_names:
         return Listing(kind, versions)
-    with _checks:
+    with checks:
         comparison = _Comparison(member_id, kind, policy, contracts, versions, new_names)
         return Listing(kind, versions, [comparison.revision(name, texts[name].decode()) for name in new_names])
 

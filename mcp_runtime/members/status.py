@@ -256,9 +256,10 @@ class Statuses:
 def _what_stays(message: str, tail: str) -> tuple[str, str]:
     """What two failures with one cause have in common. The message alone is often only an exit code."""
     line = last_words(tail)[: 2 * MAX_COMPARED]  # the changing parts may be longer than what stands for them
-    return _without_changing_parts(message), _without_changing_parts(line)[:MAX_COMPARED]
+    return without_changing_parts(message), without_changing_parts(line)[:MAX_COMPARED]
 
 
-def _without_changing_parts(message: str) -> str:
+def without_changing_parts(message: str) -> str:
+    """The message with `#` for each word with a digit, so that ports, times and ids make no difference."""
     text = _SLOWLY_TRIED.sub("", message[:_COMPARED])
     return _WORD.sub(lambda word: "#" if any(map(str.isdigit, word[0])) else word[0], text)

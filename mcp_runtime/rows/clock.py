@@ -23,17 +23,17 @@ REPORT_SECONDS = 600.0  # between two reports of the same difference
 _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-class _DatabaseClock:
+class DatabaseClock:
     """The database's clock, read now and then. A clock that no setting of the time changes counts in between."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._base: float | None = None  # the database's time when the counting clock was at 0
-        self._measure_at = self._report_at = 0.0
+        self.measure_at = self._report_at = 0.0
 
     def now(self) -> datetime:
         elapsed = time.clock_gettime(_ELAPSED)
-        if self._base is None or elapsed >= self._measure_at:
+        if self._base is None or elapsed >= self.measure_at:
             with self._lock:
                 self._measure(elapsed)
         if self._base is None:
@@ -42,11 +42,11 @@ class _DatabaseClock:
 
     def _measure(self, asked_at: float) -> None:
         """Read the clock, unless another thread did it a moment ago. After an error, continue with the last reading."""
-        if self._base is not None and asked_at < self._measure_at:
+        if self._base is not None and asked_at < self.measure_at:
             return
         began = time.clock_gettime(_ELAPSED)
         try:
-            database_time = _read().timestamp()
+            database_time = read().timestamp()
         except Error:
             if self._base is None:
                 raise
@@ -56,7 +56,7 @@ class _DatabaseClock:
         # A slow answer says less about the time than the counting clock.
         if self._base is None or abs(base - self._base) > (ended - began) / 2:
             self._base = base
-        self._measure_at = ended + MEASURE_SECONDS
+        self.measure_at = ended + MEASURE_SECONDS
         self._report(time.time() - (base + ended), ended)
 
     def _report(self, difference: float, moment: float) -> None:
@@ -71,7 +71,7 @@ class _DatabaseClock:
             )
 
 
-_database_clock = _DatabaseClock()
+_database_clock = DatabaseClock()
 
 
 def now() -> datetime:
@@ -86,7 +86,8 @@ def of_local(seconds: float) -> datetime:
     return now() - timedelta(seconds=time.time() - seconds)
 
 
-def _read() -> datetime:
+def read() -> datetime:
+    """The time of the database, by a query."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
         moment: datetime = cursor.fetchone()[0]

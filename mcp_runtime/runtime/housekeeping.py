@@ -28,10 +28,10 @@ PRUNE_SECONDS = 3600.0
 
 
 def start(is_over: threading.Event, lease_id: uuid.UUID) -> None:
-    threading.Thread(target=_keep_house, args=(is_over, lease_id), name="housekeeping", daemon=True).start()
+    threading.Thread(target=keep_house, args=(is_over, lease_id), name="housekeeping", daemon=True).start()
 
 
-def _keep_house(is_over: threading.Event, lease_id: uuid.UUID) -> None:
+def keep_house(is_over: threading.Event, lease_id: uuid.UUID) -> None:
     """Roll up finished calls, write the load and erase secrets every quarter of a minute. Prune once an hour."""
     meter, eraser, next_prune = LoadMeter(), Eraser(), time.monotonic() + PRUNE_SECONDS
     _attempt(meter.measure)

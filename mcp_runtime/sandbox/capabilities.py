@@ -75,14 +75,14 @@ class Machine:
     def __init__(self) -> None:
         self._turn = threading.Lock()  # those who ask meanwhile wait for the same answer
         self._answer: Capabilities | None = None
-        self._next_try = 0.0
+        self.next_try = 0.0
 
     def probe(self) -> Capabilities:
         """The capabilities. Takes up to PROBE_SECONDS, and has a fault if the machine gave no answer in this time."""
         with self._turn:
-            if self._answer is None or (self._answer.fault and time.monotonic() >= self._next_try):
+            if self._answer is None or (self._answer.fault and time.monotonic() >= self.next_try):
                 self._answer = _ask()
-                self._next_try = time.monotonic() + REST_SECONDS
+                self.next_try = time.monotonic() + REST_SECONDS
             return self._answer
 
 

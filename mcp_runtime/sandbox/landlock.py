@@ -84,7 +84,7 @@ def create_port_ruleset(refused: list[tuple[int, int]]) -> int:
 
 def enforce(ruleset: int) -> None:
     """Let the rules hold for this process from now on, in addition to earlier ones. Raises OSError."""
-    _checked(_libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _checked(libc().prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     _checked(_call(RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
 
 
@@ -117,7 +117,8 @@ def _allow_port(ruleset: int, rights: int, port: int) -> None:
 _loaded: list[ctypes.CDLL] = []
 
 
-def _libc() -> ctypes.CDLL:
+def libc() -> ctypes.CDLL:
+    """The C library, loaded once."""
     if not _loaded:
         _loaded.append(ctypes.CDLL(None, use_errno=True))
     return _loaded[0]
@@ -125,7 +126,7 @@ def _libc() -> ctypes.CDLL:
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
     values = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    return int(_libc().syscall(ctypes.c_long(number), *values))
+    return int(libc().syscall(ctypes.c_long(number), *values))
 
 
 def _checked(result: int, what: str) -> int:

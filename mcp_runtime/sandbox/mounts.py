@@ -10,6 +10,8 @@ import ctypes
 import os
 import struct
 
+from mcp_runtime.sandbox.landlock import libc
+
 CLONE_NEWNS, CLONE_NEWUSER = 0x0002_0000, 0x1000_0000
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x4_0000
 MOUNT_SETATTR = 442  # the same on all architectures
@@ -23,7 +25,7 @@ def restrict_self(writable: list[str]) -> None:
     It needs no more privileges afterwards, and a member cannot change the view.
     """
     user, group, is_root = os.geteuid(), os.getegid(), os.geteuid() == 0
-    _check(_libc().unshare(CLONE_NEWNS | (0 if is_root else CLONE_NEWUSER)), "unshare")
+    _check(libc().unshare(CLONE_NEWNS | (0 if is_root else CLONE_NEWUSER)), "unshare")
     if not is_root:  # in the new namespace the user keeps only its own id
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{name}", "w") as file:
@@ -39,19 +41,15 @@ def restrict_self(writable: list[str]) -> None:
 
 def _mount(source: str | None, target: str, flags: int) -> None:
     encoded_source = None if source is None else os.fsencode(source)
-    result = _libc().mount(encoded_source, os.fsencode(target), None, ctypes.c_ulong(flags), None)
+    result = libc().mount(encoded_source, os.fsencode(target), None, ctypes.c_ulong(flags), None)
     _check(result, f"mount of {target}")
 
 
 def _set_attributes(path: str, attributes: int, cleared: int, flags: int) -> None:
     values = struct.pack("=QQQQ", attributes, cleared, 0, 0)
     numbers = [ctypes.c_long(number) for number in (MOUNT_SETATTR, AT_FDCWD, flags, len(values))]
-    result = _libc().syscall(numbers[0], numbers[1], os.fsencode(path), numbers[2], values, numbers[3])
+    result = libc().syscall(numbers[0], numbers[1], os.fsencode(path), numbers[2], values, numbers[3])
     _check(result, f"mount_setattr of {path}")
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 def _check(result: int, what: str) -> None:

@@ -51,11 +51,11 @@ def apply(policy: Policy) -> None:
         with open(os.path.join(policy["group"], "cgroup.procs"), "w") as file:
             file.write("0")  # this process
     for name, limit in policy["limits"].items():
-        _set_limit(getattr(resource, name), limit)
+        set_limit(getattr(resource, name), limit)
     if policy["mounts"]:
         mounts.restrict_self(policy["mounts"])
     if policy["landlock"] or policy["mounts"] or policy["has_filter"]:
-        _drop_capabilities()
+        drop_capabilities()
     if policy["landlock"]:
         # Some runtimes read how much memory they have there. Other processes stay hidden, also its own children.
         read = [*policy["read"], f"/proc/{os.getpid()}"]
@@ -67,7 +67,7 @@ def apply(policy: Policy) -> None:
     if policy["has_filter"]:
         system_calls.restrict_self()
     if policy["temporary"]:
-        _empty(policy["temporary"])
+        empty_folder(policy["temporary"])
 
 
 def probe() -> dict[str, int | bool]:
@@ -101,14 +101,14 @@ def execute(command: list[str], environment: dict[str, str]) -> int:
     return EXIT_NOT_EXECUTABLE
 
 
-def _set_limit(number: int, limit: int) -> None:
+def set_limit(number: int, limit: int) -> None:
     """Set soft and hard limit. A lower hard limit of this process stays."""
     hard = resource.getrlimit(number)[1]
     limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
     resource.setrlimit(number, (limit, limit))
 
 
-def _drop_capabilities() -> None:
+def drop_capabilities() -> None:
     """Take from root what is not about files. With no_new_privs, no program that it starts gets it back."""
     import ctypes
 
@@ -121,7 +121,7 @@ def _drop_capabilities() -> None:
         number += 1
 
 
-def _empty(folder: str) -> None:
+def empty_folder(folder: str) -> None:
     """Delete the files of the last run. It happens within the sandbox, and takes only the member's own time."""
     entries = os.listdir(folder)
     if not entries:

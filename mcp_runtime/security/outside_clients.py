@@ -117,10 +117,11 @@ def _row(user: User, token: OutsideToken, target: _Target) -> Token:
     parts = (str(user.pk), token.issuer, token.client_id, token.resource, target.key)
     key = hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     found = next((grant.token for grant in grants if grant.outside_key == key), None)
-    return found or _new_row(user, token, target, key)
+    return found or new_row(user, token, target, key)
 
 
-def _new_row(user: User, token: OutsideToken, target: _Target, key: str) -> Token:
+def new_row(user: User, token: OutsideToken, target: _Target, key: str) -> Token:
+    """Insert the token of a client, with its grant. Raises TokenError if the user has too many clients."""
     if Grant.objects.exclude(issuer="").filter(token__user=user).count() >= MAX_CLIENTS:
         raise TokenError(f"The user has {MAX_CLIENTS} clients. Delete some of them in the list of tokens.")
     scope = Token.Scope.TOOLS if target.tool_set else Token.Scope.MEMBERS if target.member else Token.Scope.ALL

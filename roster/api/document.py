@@ -45,15 +45,15 @@ class DocumentGenerator(SchemaGenerator):
     """Makes the document at the first request. It is the same for everybody, and takes half a second of a processor."""
 
     _lock = threading.Lock()
-    _document: dict[str, Any] = {}
+    document: dict[str, Any] = {}
 
     def get_schema(self, request: Any = None, public: bool = False) -> dict[str, Any]:
         with self._lock:  # the names of choices are settings of the whole process while they are patched
-            if not self._document:
+            if not self.document:
                 described.hand_over()
                 with patched_settings({"ENUM_NAME_OVERRIDES": NAMES_OF_CHOICES}):
-                    self._document.update(super().get_schema(None, public))  # type: ignore[no-untyped-call]
-        return self._document
+                    self.document.update(super().get_schema(None, public))  # type: ignore[no-untyped-call]
+        return self.document
 
 
 class SchemaView(SpectacularAPIView):

@@ -68,12 +68,12 @@ def of_runtime() -> Actor:
 
 
 _actor: ContextVar[Callable[[], Actor] | None] = ContextVar("actor of the audit log", default=None)
-_actors_of_process: list[Callable[[], Actor]] = []
+actors_of_process: list[Callable[[], Actor]] = []
 
 
 def act_as_runtime() -> None:
     """From now on the runtime makes the changes of this process, in all its threads."""
-    _actors_of_process[:] = [of_runtime]
+    actors_of_process[:] = [of_runtime]
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def acting(actor: Callable[[], Actor]) -> Iterator[None]:
 
 def current_actor() -> Actor:
     """Who makes changes now. Outside of `acting`, a process is a command, or the runtime."""
-    return (_actor.get() or (_actors_of_process or [of_command_line])[0])()
+    return (_actor.get() or (actors_of_process or [of_command_line])[0])()
 
 
 # The rows ---------------------------------------------------------------------------------------------------------

@@ -44,14 +44,15 @@ def local_path(text: str) -> str:
     return text if is_local and is_plain else ""
 
 
-def _cookie() -> str:
+def cookie_name() -> str:
+    """The name has the port, because a browser sends cookies to all halls of a host."""
     return f"guildhall_{settings.GUILD_HALL_PORT}_sign_on"
 
 
 def store(response: HttpResponseBase, attempt: Attempt) -> None:
     web = urlsplit(web_address())
     response.set_cookie(
-        _cookie(),
+        cookie_name(),
         signing.dumps(asdict(attempt), salt=SALT),
         max_age=SECONDS,
         path=web.path + PATH,
@@ -64,10 +65,10 @@ def store(response: HttpResponseBase, attempt: Attempt) -> None:
 def read(request: HttpRequest) -> Attempt | None:
     """The attempt of this browser. None if there is none, or if it is too old."""
     try:
-        return Attempt(**signing.loads(request.COOKIES.get(_cookie(), ""), salt=SALT, max_age=SECONDS))
+        return Attempt(**signing.loads(request.COOKIES.get(cookie_name(), ""), salt=SALT, max_age=SECONDS))
     except (signing.BadSignature, TypeError, ValueError):
         return None
 
 
 def delete(response: HttpResponseBase) -> None:
-    response.delete_cookie(_cookie(), path=urlsplit(web_address()).path + PATH, samesite="Lax")
+    response.delete_cookie(cookie_name(), path=urlsplit(web_address()).path + PATH, samesite="Lax")

@@ -43,7 +43,7 @@ def long_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def compiled_patterns() -> Iterator[None]:
     """The patterns that find poisoning stay compiled. Compiling them for each list takes longer than most tests."""
-    with contracts._checks:
+    with contracts.checks:
         yield
 
 
@@ -56,7 +56,7 @@ def several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def clock_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """The database's clock is this machine's. Reading it every 15 s would change how many queries a test counts."""
-    monkeypatch.setattr(clock, "_read", lambda: datetime.now(UTC))
+    monkeypatch.setattr(clock, "read", lambda: datetime.now(UTC))
 
 
 @pytest.fixture

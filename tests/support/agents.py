@@ -162,6 +162,11 @@ class MessageStream:
                     self._messages.put(self.all_messages[-1])
         self.ended.set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether `next` has returned all messages that came so far."""
+        return self._messages.empty()
+
     def next(self, within: float = 10.0) -> dict[str, Any]:
         return self._messages.get(timeout=within)
 

@@ -95,7 +95,7 @@ class Index:
         scores: dict[int, float] = {}
         score_of, enough = scores.get, ENOUGH + limit
         # Rare words first. A tool with only frequent words of a long query cannot be among the best.
-        for part in sorted((self._scores_of(word, view) for word in words), key=len):
+        for part in sorted((self.scores_of(word, view) for word in words), key=len):
             if len(scores) < enough:
                 for number, score in part.items():
                     scores[number] = score_of(number, 0.0) + score
@@ -107,7 +107,7 @@ class Index:
         best.sort(key=lambda number: (-scores[number], number))
         return best[:limit]
 
-    def _scores_of(self, word: str, view: View) -> dict[int, float]:
+    def scores_of(self, word: str, view: View) -> dict[int, float]:
         """Return what the tools with the word or one of its synonyms score for it."""
         scores = view.cache.get(word)
         if scores is None:

@@ -61,9 +61,9 @@ class ClientStreams:
         self._upstream_sessions = upstream_sessions
         self._modern = modern
         self._members = members
-        self._principal_of = principal_of
+        self.principal_of = principal_of
         self._access_changes = 0
-        self._open_streams: set[OpenStream] = set()
+        self.open_streams: set[OpenStream] = set()
         self._bytes = limits.bytes_of_streams()
         self._peer_streams = PeerStreams(hop)
         self._listeners = UpstreamListeners(upstream, upstream_sessions, questions, members, self._reader)
@@ -89,7 +89,7 @@ class ClientStreams:
             place, client, outbox, exchange, message, subscriptions, listen_id, is_blocked=self._is_blocked
         )
         self._note(stream)
-        self._open_streams.add(stream)
+        self.open_streams.add(stream)
         if (session := client.session) is not None:
             if session.outbox is not None:
                 session.outbox.close()  # one stream for each session: a message is sent once
@@ -115,7 +115,7 @@ class ClientStreams:
         return extras is not None and extras.listed.has_blocks and extras.listed.block_of_uri(uri) is not None
 
     def _require_room(self, principal: Principal) -> None:
-        owners = (stream.client.principal.owner for stream in self._open_streams)
+        owners = (stream.client.principal.owner for stream in self.open_streams)
         if not limits.has_room_for_stream(principal.owner, owners):
             raise TooManyStreamsError
 
@@ -128,7 +128,7 @@ class ClientStreams:
             yield Event(*message) if message is not None else Event(b"")
 
     def _close(self, stream: OpenStream) -> None:
-        self._open_streams.discard(stream)
+        self.open_streams.discard(stream)
         session = stream.client.session
         if session is not None and session.outbox is stream.outbox:
             session.outbox = None
@@ -156,18 +156,18 @@ class ClientStreams:
     async def access_changed(self) -> None:
         """After a change of permissions, update each stream to the new ones, or end it."""
         self._access_changes += 1
-        for stream in list(self._open_streams):
+        for stream in list(self.open_streams):
             try:
                 await self._renew_access(stream)
             except (AccessError, Error):  # without the database access cannot be checked. The client can reconnect
                 stream.outbox.discard()  # also what a slow client has not read, and what still comes for it
-        self._listeners.readers_changed({stream.client.session for stream in self._open_streams})
+        self._listeners.readers_changed({stream.client.session for stream in self.open_streams})
         await self.roster_changed()  # their lists may be different now
 
     async def _renew_access(self, stream: OpenStream) -> None:
         """Give an open stream the rights of now. Raises what `principal_of` raises."""
         changes = self._access_changes
-        principal = await self._principal_of(stream.client.authorization)
+        principal = await self.principal_of(stream.client.authorization)
         if changes != self._access_changes:
             return  # it may be outdated, and `access_changed` knows the stream
         stream.client.principal = principal
@@ -176,7 +176,7 @@ class ClientStreams:
             stream.outbox.discard()
 
     def close(self) -> None:
-        for stream in list(self._open_streams):
+        for stream in list(self.open_streams):
             stream.outbox.close()
         self._listeners.close()
 
@@ -186,11 +186,11 @@ class ClientStreams:
 
     async def roster_changed(self) -> None:
         """Notify each stream whose lists have changed. There may be many streams, so let other work run in between."""
-        for stream in list(self._open_streams):
+        for stream in list(self.open_streams):
             await asyncio.sleep(0)
             self._renew_selection(stream)
             await self._resolve(stream)
-            if stream not in self._open_streams:
+            if stream not in self.open_streams:
                 continue
             before = stream.digests
             self._note(stream)
@@ -224,14 +224,14 @@ class ClientStreams:
 
     def subscriptions_changed(self, client: Client, member: str) -> None:
         """Update the streams of a client with a session after it (un)subscribed to a resource of the member."""
-        for stream in list(self._open_streams):
+        for stream in list(self.open_streams):
             if client.session is not None and stream.client.session is client.session:
                 self._stop_following(stream, member)
                 self._follow_members(stream)
 
     def peers_changed(self) -> None:
         """Listen to the nodes that run now."""
-        for stream in self._open_streams:
+        for stream in self.open_streams:
             self._follow_peers(stream)
 
     def _follow_peers(self, stream: OpenStream) -> None:
@@ -336,7 +336,7 @@ class ClientStreams:
         if listener.session is None:
             return None
         name = listener.upstream_session.route.live_member.name
-        streams = [stream for stream in self._open_streams if stream.client.session is listener.session]
+        streams = [stream for stream in self.open_streams if stream.client.session is listener.session]
         return next(
             (stream for stream in streams if not stream.outbox.is_closed and stream.client.principal.may_see(name)),
             None,

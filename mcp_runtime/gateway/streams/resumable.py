@@ -51,7 +51,7 @@ class ResumableStreams:
 
     def __init__(self) -> None:
         self._readings: dict[Request, _Reading] = {}
-        self._paused_streams: dict[Request, _PausedStream] = {}
+        self.paused_streams: dict[Request, _PausedStream] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._is_closed = False
 
@@ -87,17 +87,17 @@ class ResumableStreams:
 
     def _pause(self, session: ClientSession, request: Request, stream: Stream) -> None:
         paused_stream = _PausedStream(session, request, stream, asyncio.ensure_future(stream.pause()))
-        self._paused_streams[request] = paused_stream
+        self.paused_streams[request] = paused_stream
         request.is_resumable = True
         session.running[request.id] = request  # so that it can be cancelled, and the session is not idle
         self._wait(paused_stream)
 
     def _has_room_for(self, session: ClientSession, request: Request) -> bool:
-        if self._is_closed or len(self._paused_streams) >= MAX_PAUSED:
+        if self._is_closed or len(self.paused_streams) >= MAX_PAUSED:
             return False
         of_user = [
             paused_stream
-            for paused_stream in self._paused_streams.values()
+            for paused_stream in self.paused_streams.values()
             if paused_stream.session.owner[0] == session.owner[0]
         ]
         if len(of_user) >= MAX_PAUSED_OF_USER:
@@ -124,18 +124,18 @@ class ResumableStreams:
                 reading.task.cancel()
                 await reading.is_over.wait()
         paused_stream = next(
-            (d for d in self._paused_streams.values() if d.session is session and d.stream.has_event(event_id)), None
+            (d for d in self.paused_streams.values() if d.session is session and d.stream.has_event(event_id)), None
         )
         if paused_stream is None:
             return None
         await asyncio.wait([paused_stream.pausing])  # if the client disconnects meanwhile, the stream stays paused
-        if self._paused_streams.get(paused_stream.request) is not paused_stream:
+        if self.paused_streams.get(paused_stream.request) is not paused_stream:
             return None
         self._forget(paused_stream)
         return paused_stream.request, paused_stream.stream
 
     def _forget(self, paused_stream: _PausedStream) -> None:
-        del self._paused_streams[paused_stream.request]
+        del self.paused_streams[paused_stream.request]
         paused_stream.request.is_resumable = False
         if paused_stream.timer is not None:
             paused_stream.timer.cancel()
@@ -144,7 +144,7 @@ class ResumableStreams:
 
     def give_up(self, request: Request) -> None:
         """End the paused stream of the request, if there is one."""
-        if (paused_stream := self._paused_streams.get(request)) is not None:
+        if (paused_stream := self.paused_streams.get(request)) is not None:
             self._forget(paused_stream)
             task = asyncio.ensure_future(self._end(paused_stream))
             self._endings.add(task)
@@ -157,7 +157,7 @@ class ResumableStreams:
 
     def give_up_all(self, session: ClientSession | None = None) -> None:
         """End all paused streams of the session. None ends those of all sessions."""
-        for paused_stream in list(self._paused_streams.values()):
+        for paused_stream in list(self.paused_streams.values()):
             if session is None or paused_stream.session is session:
                 self.give_up(paused_stream.request)
 

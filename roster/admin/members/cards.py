@@ -234,7 +234,7 @@ def _digest(value: object) -> bytes:
 # HTML -------------------------------------------------------------------------------------------------------------
 
 
-class _Kept:
+class KeptCards:
     """The cards that were rendered last, by all that they depend on."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class _Kept:
                 self._cards.popitem(last=False)
 
 
-_kept = _Kept()
+kept_cards = KeptCards()
 
 
 def render(
@@ -270,17 +270,17 @@ def render(
         line.pk: shared + line.version + _digest([(tool.pk, tool.name) for tool in tools.get(line.pk, ())])
         for line in lines
     }
-    cards = {pk: card for pk, key in keys.items() if (card := _kept.get(key)) is not None}
+    cards = {pk: card for pk, key in keys.items() if (card := kept_cards.get(key)) is not None}
     if missing := [pk for pk in keys if pk not in cards]:
         template, context = get_template("roster/card.html"), _context(request)
         versions, figures = {line.pk: line.version for line in lines}, last_hour.figures()
         for member in rows_of(missing):
             calls = figures.get(member.pk)
-            facts = _card(request, member, tools.get(member.pk, ()), calls)
+            facts = make_card(request, member, tools.get(member.pk, ()), calls)
             card = cards[member.pk] = SafeString(template.render({**context, "card": facts}))
             # The row is newer than its line. If it has changed, the state of the line may come back.
             if _version_of(member, calls) == versions[member.pk]:
-                _kept.put(keys[member.pk], card)
+                kept_cards.put(keys[member.pk], card)
     return [cards[pk] for pk in keys if pk in cards]
 
 
@@ -298,7 +298,7 @@ def _context(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def _card(request: HttpRequest, member: Any, matching_tools: Sequence[Tool], figures: Any) -> Card:
+def make_card(request: HttpRequest, member: Any, matching_tools: Sequence[Tool], figures: Any) -> Card:
     may_control = principal_of(request).may_control(member.name)
     verbs = verbs_now(member) if may_control else []
     liveness = present.liveness(request)

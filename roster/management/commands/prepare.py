@@ -33,16 +33,16 @@ class Command(BaseCommand):
     stealth_options = ("say",)  # the function with which `up` prints lines. It waits for no console
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self._say: Callable[[str], None] = options.get("say", self._write)
+        self.say: Callable[[str], None] = options.get("say", self._write)
         tables_of_database()
         first_schema.load()
         migrate()
         require_same_migrations()
         call_command("collectstatic", verbosity=0, interactive=False)
-        self._make_first_account()
+        self.make_first_account()
         self._make_local_token()
 
-    def _make_first_account(self) -> None:
+    def make_first_account(self) -> None:
         """Create the account `admin` if there is no account at all. Its random password is shown only now."""
         users = get_user_model().objects
         if users.exists():
@@ -51,12 +51,12 @@ class Command(BaseCommand):
         password = own_password or secrets.token_urlsafe(12)
         users.create_superuser("admin", "", password)
         if not allows_passwords():
-            self._say("First start: use single sign-on, or log in as  admin  with: guildhall login_link admin")
+            self.say("First start: use single sign-on, or log in as  admin  with: guildhall login_link admin")
         elif own_password:
-            self._say("First start: log in as  admin  with the password that GUILD_HALL_ADMIN_PASSWORD gives.")
+            self.say("First start: log in as  admin  with the password that GUILD_HALL_ADMIN_PASSWORD gives.")
         else:
-            self._say(f"First start: log in as  admin  with the password  {password}")
-            self._say("It will not be shown again; guildhall changepassword admin sets another.")
+            self.say(f"First start: log in as  admin  with the password  {password}")
+            self.say("It will not be shown again; guildhall changepassword admin sets another.")
 
     def _make_local_token(self) -> None:
         """Write a token of the first account for users who may read the data folder. Print its path, not the token."""
@@ -74,7 +74,7 @@ class Command(BaseCommand):
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(f"{token}\n")
         draft.replace(path)
-        self._say(f"A token of {user.get_username()} for local use is in {path}")
+        self.say(f"A token of {user.get_username()} for local use is in {path}")
 
     def _write(self, text: str) -> None:
         """Print, however long the console takes, because the first password is shown only once."""

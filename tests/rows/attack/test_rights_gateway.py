@@ -172,7 +172,7 @@ def test_the_table_has_exactly_the_paths_verbs_and_methods_of_the_gateway() -> N
     assert sorted(gateway_methods() - rows) == []
     assert sorted(rows - gateway_methods()) == []
     for path in UNKNOWN_PATHS:
-        assert not app._PATH.fullmatch(path), path
+        assert not app.PATH_PATTERN.fullmatch(path), path
 
 
 # Modules that may compare the method of a client's message with one that they know.

@@ -9,7 +9,7 @@ from django.db import connection
 
 from mcp_runtime.rows import clock
 
-read = clock._read  # the fixture of all these tests replaces it
+read = clock.read  # the fixture of all these tests replaces it
 
 
 @pytest.mark.django_db

@@ -31,7 +31,7 @@ def test_old_entries_are_deleted_and_counted_ones_become_an_entry(
     hour = AuditOverflow.this_hour() - timedelta(hours=2)
     AuditOverflow.objects.create(kind=Kind.LOGIN_FAILED, hour=hour, count=5)
     is_over = threading.Event()
-    thread = threading.Thread(target=housekeeping._keep_house, args=(is_over, uuid.uuid4()))
+    thread = threading.Thread(target=housekeeping.keep_house, args=(is_over, uuid.uuid4()))
     with caplog.at_level("INFO", logger="guildhall.runtime"):
         thread.start()
         try:

@@ -42,14 +42,14 @@ def outside_token(provider: Provider, **changes: Any) -> OutsideToken:
 def test_a_client_that_comes_to_two_nodes_at_once_gets_one_row(
     provider: Provider, jane: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = outside_clients._new_row
+    real = outside_clients.new_row
 
     def beaten(*args: Any) -> Token:
-        monkeypatch.setattr(outside_clients, "_new_row", real)
+        monkeypatch.setattr(outside_clients, "new_row", real)
         real(*args)  # of the other node, after this one has looked
         return real(*args)
 
-    monkeypatch.setattr(outside_clients, "_new_row", beaten)
+    monkeypatch.setattr(outside_clients, "new_row", beaten)
     principal = principal_of(outside_token(provider))
     assert principal.token_id == Grant.objects.get().pk
     assert Token.objects.count() == 1

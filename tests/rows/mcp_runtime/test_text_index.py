@@ -297,7 +297,7 @@ def test_without_fts5_calls_end_and_a_search_says_what_is_missing(
 ) -> None:
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(text_index, "_has_fts5", lambda: False)
+            patch.setattr(text_index, "has_fts5", lambda: False)
             text_index.prepare()
             assert "FTS5" in caplog.text
             call = run(lease_id, {"x": "same"}, Outcome.succeeded({}))

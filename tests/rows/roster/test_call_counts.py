@@ -33,7 +33,7 @@ def counts() -> CallCounts:
 @pytest.fixture
 def one_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on SQLite. Other databases keep the counts of a row only after a minute."""
-    monkeypatch.setattr(call_counts, "_ids_ascend", lambda: True)
+    monkeypatch.setattr(call_counts, "ids_ascend", lambda: True)
 
 
 def read(counts: CallCounts, *, most: int = MOST, since: datetime | None = None) -> Counter[str]:
@@ -93,7 +93,7 @@ def test_rows_that_another_transaction_writes_late_are_counted(
     counts: CallCounts, member: GuildMember, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on PostgreSQL, where a row may appear after one with a higher id."""
-    monkeypatch.setattr(call_counts, "_ids_ascend", lambda: False)
+    monkeypatch.setattr(call_counts, "ids_ascend", lambda: False)
     late = call(member, "late")
     pk = late.pk
     call(member, "add")
@@ -114,4 +114,4 @@ def test_only_a_few_conditions_are_kept(counts: CallCounts, member: GuildMember)
     for key in range(call_counts.MAX_KEPT + 3):
         assert counts.read(key, Q(), since, MOST) == {("notes", "add"): 1}
 
-    assert len(counts._kept) == call_counts.MAX_KEPT
+    assert len(counts.kept) == call_counts.MAX_KEPT

@@ -60,9 +60,9 @@ def test_it_works_where_passwords_are_switched_off(anna: User, settings: Any) ->
 def test_the_first_start_does_not_show_a_password_that_nobody_can_use(settings: Any) -> None:
     lines: list[str] = []
     command = prepare.Command()
-    command._say = lines.append
+    command.say = lines.append
     settings.GUILD_HALL_OIDC_ONLY = 1
-    command._make_first_account()
+    command.make_first_account()
     assert lines == ["First start: use single sign-on, or log in as  admin  with: guildhall login_link admin"]
     assert User.objects.get().is_superuser
 
@@ -111,7 +111,7 @@ def test_a_link_of_another_kind_of_secret_does_not_work(anna: User) -> None:
 
     from django.core import signing
 
-    text = signing.dumps(login_links._state(anna), salt="another")
+    text = signing.dumps(login_links.state_of(anna), salt="another")
     secret = "ghi_" + base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
     assert Client().post(f"/login-links/{secret}/").status_code == 410
 

@@ -32,11 +32,11 @@ class Database:
 @pytest.fixture
 def database(monkeypatch: pytest.MonkeyPatch) -> Database:
     database = Database()
-    monkeypatch.setattr(clock, "_read", database.read)
+    monkeypatch.setattr(clock, "read", database.read)
     return database
 
 
-def difference(own: clock._DatabaseClock, database: Database) -> float:
+def difference(own: clock.DatabaseClock, database: Database) -> float:
     return abs((own.now() - database.time()).total_seconds())
 
 
@@ -45,21 +45,21 @@ def test_a_machine_with_a_wrong_clock_uses_the_time_of_the_database_and_says_so_
     database: Database, caplog: pytest.LogCaptureFixture, ahead: float, words: str
 ) -> None:
     database.ahead = ahead
-    own = clock._DatabaseClock()
+    own = clock.DatabaseClock()
     assert difference(own, database) < 0.5
-    own._measure_at = 0.0
+    own.measure_at = 0.0
     assert difference(own, database) < 0.5
     assert [words in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_a_small_difference_is_not_reported(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     database.ahead = 1.5
-    assert difference(clock._DatabaseClock(), database) < 0.5
+    assert difference(clock.DatabaseClock(), database) < 0.5
     assert not caplog.records
 
 
 def test_the_database_is_asked_only_now_and_then(database: Database) -> None:
-    own = clock._DatabaseClock()
+    own = clock.DatabaseClock()
     for _ in range(100):
         own.now()
     assert database.read_count == 1
@@ -68,7 +68,7 @@ def test_the_database_is_asked_only_now_and_then(database: Database) -> None:
 def test_setting_the_clock_of_the_machine_changes_no_row_times(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = clock._DatabaseClock()
+    own = clock.DatabaseClock()
     before = own.now()
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600)
@@ -77,13 +77,13 @@ def test_setting_the_clock_of_the_machine_changes_no_row_times(
 
 def test_the_last_reading_counts_while_the_database_is_away(database: Database) -> None:
     database.ahead = 100.0
-    own = clock._DatabaseClock()
+    own = clock.DatabaseClock()
     database.is_away = True
     with pytest.raises(OperationalError):
         own.now()
     database.is_away = False
     own.now()
-    database.is_away, own._measure_at = True, 0.0
+    database.is_away, own.measure_at = True, 0.0
     assert difference(own, database) < 0.5
 
 

@@ -41,8 +41,8 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     kernel = Kernel()
-    monkeypatch.setattr(landlock, "_libc", lambda: kernel)
-    monkeypatch.setattr(mounts, "_libc", lambda: kernel)
+    monkeypatch.setattr(landlock, "libc", lambda: kernel)
+    monkeypatch.setattr(mounts, "libc", lambda: kernel)
     real_close = os.close
     monkeypatch.setattr(os, "close", lambda number: None if number == RULESET else real_close(number))
     return kernel
@@ -150,12 +150,12 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda *_: steps.append(name)
 
     monkeypatch.setattr(program.mounts, "restrict_self", note("mounts"))
-    monkeypatch.setattr(program, "_drop_capabilities", note("capabilities"))
+    monkeypatch.setattr(program, "drop_capabilities", note("capabilities"))
     monkeypatch.setattr(program.landlock, "restrict_self", note("landlock"))
     monkeypatch.setattr(program.landlock, "enforce", note("ports"))
     monkeypatch.setattr(program.system_calls, "restrict_self", note("filter"))
-    monkeypatch.setattr(program, "_empty", note("temporary"))
-    monkeypatch.setattr(program, "_set_limit", note("limit"))
+    monkeypatch.setattr(program, "empty_folder", note("temporary"))
+    monkeypatch.setattr(program, "set_limit", note("limit"))
     monkeypatch.setattr(program.signal, "signal", lambda *_: None)
     monkeypatch.setattr(os, "execvpe", note("command"))
     return steps
@@ -244,11 +244,11 @@ def test_root_keeps_only_what_is_about_files(monkeypatch: pytest.MonkeyPatch) ->
     library = type("Library", (), {"prctl": staticmethod(prctl)})
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: library)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    program._drop_capabilities()
+    program.drop_capabilities()
     assert dropped == [number for number in range(41) if number not in {*program.KEPT_CAPABILITIES, 5}]
     dropped.clear()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    program._drop_capabilities()
+    program.drop_capabilities()
     assert dropped == []
 
 
@@ -290,7 +290,7 @@ def test_a_machine_that_gives_no_answer_is_asked_again(
     monkeypatch.setattr(capabilities, "PROBE", ["echo", ANSWER])
     monkeypatch.setattr(capabilities, "PROBE_SECONDS", 20)
     assert machine.probe().fault == fault  # not so soon
-    monkeypatch.setattr(machine, "_next_try", 0.0)
+    monkeypatch.setattr(machine, "next_try", 0.0)
     assert machine.probe() == Capabilities(7, has_filter=True, has_mounts=True)
     monkeypatch.setattr(capabilities, "PROBE", ["no-such-program"])
     assert machine.probe() == Capabilities(7, has_filter=True, has_mounts=True)
@@ -307,12 +307,12 @@ def test_the_temporary_folder_is_emptied_and_a_file_that_stays_is_no_error(
 ) -> None:
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     (tmp_path / "file").write_text("")
-    program._empty(str(tmp_path))
+    program.empty_folder(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
-    program._empty(str(tmp_path))
+    program.empty_folder(str(tmp_path))
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(os, "unlink", lambda _: os.rmdir("/"))
-    program._empty(str(tmp_path))
+    program.empty_folder(str(tmp_path))
     assert (tmp_path / "file").exists()
 
 
@@ -320,8 +320,8 @@ def test_a_limit_is_never_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[tuple[int, int]] = []
     monkeypatch.setattr(program.resource, "getrlimit", lambda _: (10, 100))
     monkeypatch.setattr(program.resource, "setrlimit", lambda _, pair: limits.append(pair))
-    program._set_limit(1, 50)
-    program._set_limit(1, 500)
+    program.set_limit(1, 50)
+    program.set_limit(1, 500)
     monkeypatch.setattr(program.resource, "getrlimit", lambda _: (10, program.resource.RLIM_INFINITY))
-    program._set_limit(1, 500)
+    program.set_limit(1, 500)
     assert limits == [(50, 50), (100, 100), (500, 500)]

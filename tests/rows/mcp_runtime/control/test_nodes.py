@@ -210,7 +210,7 @@ def test_housekeeping_goes_on_although_the_load_cannot_be_measured(
     monkeypatch.setattr(LoadMeter, "measure", lambda _: refuse())
     monkeypatch.setattr(statistics, "ROLLUP_SECONDS", 0.01)
     monkeypatch.setattr(statistics, "roll_up", lambda **_: rollups.append(1))
-    thread = threading.Thread(target=housekeeping._keep_house, args=(is_over, uuid.uuid4()))
+    thread = threading.Thread(target=housekeeping.keep_house, args=(is_over, uuid.uuid4()))
     thread.start()
     eventually(lambda: len(rollups) > 2)
     is_over.set()

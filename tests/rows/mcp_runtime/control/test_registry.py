@@ -182,8 +182,8 @@ def test_more_questions_at_once_than_the_bound_are_refused(server: Registry, mon
             refusals.append(refusal(lambda: registry.search("inner")))
         return b'{"servers": []}'
 
-    monkeypatch.setattr(registry, "_at_once", threading.BoundedSemaphore(1))
-    monkeypatch.setattr(registry, "_fetch", fetch)
+    monkeypatch.setattr(registry, "at_once", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(registry, "fetch", fetch)
     registry.search("outer")
     assert ["several questions already" in text for text in refusals] == [True]
     assert registry.search("inner").servers == ()  # the place is free again

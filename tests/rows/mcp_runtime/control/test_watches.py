@@ -27,7 +27,7 @@ def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watches]:
     """Its subscriptions end soon after the test."""
     hub = Watches()
     yield hub
-    for watch in list(hub._watches.values()):
+    for watch in list(hub.open_watches.values()):
         watch.exchange.abort()
         eventually(lambda watch=watch: watch.is_over)
 
@@ -60,7 +60,7 @@ def test_a_subscription_that_nobody_asks_about_ends(
 ) -> None:
     monkeypatch.setattr(module, "IDLE_SECONDS", 0.5)
     state = watches.look(OPERATOR, notes.row, URI)
-    (watch,) = watches._watches.values()
+    (watch,) = watches.open_watches.values()
     eventually(lambda: watch.is_over)
     assert watches.look(OPERATOR, notes.row, URI).id != state.id
 
@@ -96,7 +96,7 @@ def test_what_is_disabled_cannot_be_watched(world: World, notes: Member, watches
             watches.look(OPERATOR, notes.row, URI)
         except ExtraDisabledError:
             return True
-        for watch in list(watches._watches.values()):
+        for watch in list(watches.open_watches.values()):
             watch.exchange.abort()
         return False
 
@@ -113,7 +113,7 @@ def test_a_subscription_ends_when_its_user_loses_the_right(notes: Member, watche
     ann = User.objects.create_user("ann")
     ann.user_permissions.add(Permission.objects.get(codename="invoke_tool"))
     watches.look(principals.principal_of_user(ann), notes.row, URI)
-    (watch,) = watches._watches.values()
+    (watch,) = watches.open_watches.values()
     ann.is_active = False
     ann.save()
     eventually(lambda: watch.is_over)
@@ -128,7 +128,7 @@ def test_a_stream_that_breaks_is_followed_by_another_with_another_id(
     world: World, notes: Member, watches: Watches
 ) -> None:
     state = watches.look(OPERATOR, notes.row, URI)
-    (watch,) = watches._watches.values()
+    (watch,) = watches.open_watches.values()
     watch.exchange.abort()
     eventually(lambda: watch.is_over)
     assert watches.look(OPERATOR, notes.row, URI, after=after(state), wait=20.0).id != state.id

@@ -34,7 +34,7 @@ def recorder() -> Iterator[Recorder]:
     """A recorder that a test starts."""
     instance = Recorder(max_bytes=200)
     yield instance
-    if instance._thread.is_alive():
+    if instance.is_alive:
         instance.stop()
 
 
@@ -122,9 +122,9 @@ def test_a_short_response_has_the_row_of_one_that_is_checked_again(
     finished_call = call()
     finished_call.record_response(b'{"jsonrpc":"2.0","id":1,' + part + b"}")
     columns = ("status", "error_kind", "error_message", "error_code", "result")
-    quick_row = recorder._row(finished_call)
-    monkeypatch.setattr(call_log, "_result_of", lambda body: None)
-    slow_row = recorder._row(finished_call)
+    quick_row = recorder.make_row(finished_call)
+    monkeypatch.setattr(call_log, "raw_result_of", lambda body: None)
+    slow_row = recorder.make_row(finished_call)
     assert [quick_row[column] for column in columns] == [slow_row[column] for column in columns]
     (row,) = write_rows(recorder)
     assert row.status == slow_row["status"]
@@ -411,7 +411,7 @@ def test_a_stop_does_not_wait_for_the_database_and_logs_lost_calls(
     watch = Stopwatch()
     recorder.stop()
     assert watch.seconds < call_log.STOP_SECONDS + 0.5
-    assert not recorder._thread.is_alive()
+    assert not recorder.is_alive
     assert "3 calls of the gateway were not written: the runtime is stopping" in caplog.text
 
 
@@ -427,7 +427,7 @@ def test_a_stop_has_a_time_limit_while_sqlite_is_locked(
         watch = Stopwatch()
         recorder.stop()
         assert watch.seconds < call_log.STOP_SECONDS + 0.5
-        assert not recorder._thread.is_alive()
+        assert not recorder.is_alive
     assert "1 calls of the gateway were not written: the runtime is stopping" in caplog.text
 
 
@@ -437,8 +437,8 @@ def test_calls_that_end_during_a_write_are_all_written(
     """Threads switch as often as possible, as they do by chance on a busy machine."""
     monkeypatch.setattr(call_log, "WRITE_SECONDS", 0.0)
     all_calls: list[FinishedCall] = []
-    monkeypatch.setattr(recorder, "_row_or_none", lambda call: None)
-    monkeypatch.setattr(recorder, "_write_batch", lambda calls, rows: all_calls.extend(calls))
+    monkeypatch.setattr(recorder, "row_or_none", lambda call: None)
+    monkeypatch.setattr(recorder, "write_batch", lambda calls, rows: all_calls.extend(calls))
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     finished_call = call()

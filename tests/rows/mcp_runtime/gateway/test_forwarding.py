@@ -123,7 +123,7 @@ def test_a_request_at_the_path_of_a_member_has_the_timeout_of_the_member(
     node.behaviours = {"prompts/get": misdirect}
     node.first_line = b"POST /mcp/notes HTTP/1.1\r\n"
     agent, started_at = world.agent("/mcp/notes").begin(), time.monotonic()
-    world.gateway._peers.are_several = True
+    world.gateway.peers.are_several = True
     assert "its node 'other' did not take the request" in agent.ask("prompts/get", name="hint")["error"]["message"]
     assert time.monotonic() - started_at < 10
 

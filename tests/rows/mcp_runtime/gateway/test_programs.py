@@ -162,7 +162,7 @@ def test_rows_that_could_not_be_written_are_written_later(
 
     recorder.note((token.user_id, token.pk), CLAUDE, calls=2)
     with monkeypatch.context() as patch:
-        patch.setattr(programs, "_save", fail)
+        patch.setattr(programs, "save", fail)
         recorder.write()
     clock.now += 60
     recorder.write()

@@ -39,8 +39,8 @@ def names(found: Found) -> list[str]:
 def test_after_a_change_only_new_definitions_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     add_member("a", "echo", "shout")
     read: list[str] = []
-    weigh = searcher._weigh
-    monkeypatch.setattr(searcher, "_weigh", lambda listed: (read.append(listed.name), weigh(listed))[1])
+    weigh = searcher.weigh_tool
+    monkeypatch.setattr(searcher, "weigh_tool", lambda listed: (read.append(listed.name), weigh(listed))[1])
     instance, roster = Searcher(), catalog_rows.load(Roster())
     assert names(find(instance, roster, "say")) == ["a__echo", "a__shout"]
     assert read == ["a__echo", "a__shout"]
@@ -61,9 +61,9 @@ def test_definitions_are_read_in_another_thread_and_once_for_searches_at_the_sam
 ) -> None:
     add_member("a", "echo")
     threads: list[threading.Thread] = []
-    weigh = searcher._weigh
+    weigh = searcher.weigh_tool
     monkeypatch.setattr(
-        searcher, "_weigh", lambda listed: (threads.append(threading.current_thread()), weigh(listed))[1]
+        searcher, "weigh_tool", lambda listed: (threads.append(threading.current_thread()), weigh(listed))[1]
     )
     instance, roster = Searcher(), catalog_rows.load(Roster())
 
@@ -87,8 +87,8 @@ def test_the_numbers_of_indexes_and_views_in_memory_are_bounded(monkeypatch: pyt
     for number in (0, 1, 2, 3, 4, 5, 0):
         assert names(find(instance, roster, "say", tool_set=f"s{number}")) == [f"n{number}"]
         assert len(find(instance, roster, "say", members=frozenset(("a", f"m{number}"))).tools) == 2
-    assert set(instance._corpora) == {"", "s5", "s0"}
-    assert len(instance._views) == 3
+    assert set(instance.corpora) == {"", "s5", "s0"}
+    assert len(instance.views) == 3
 
 
 def test_a_tool_set_that_is_deleted_finds_nothing() -> None:

@@ -349,7 +349,7 @@ def test_a_person_sees_when_a_watched_resource_was_updated(
     stranger = Client()
     stranger.force_login(User.objects.create_superuser("other"))
     assert stranger.get(url).status_code == 403
-    for watch in list(watches._watches.values()):
+    for watch in list(watches.open_watches.values()):
         watch.exchange.abort()
 
 

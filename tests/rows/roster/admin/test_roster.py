@@ -537,11 +537,11 @@ def test_the_page_costs_the_same_queries_for_two_members_and_for_forty(
     add_members(0, 2)
     page.get(address)
     cards.last_hour.forget()  # the figures of the last hour are counted once in a few seconds
-    monkeypatch.setattr(cards, "_kept", cards._Kept())
+    monkeypatch.setattr(cards, "kept_cards", cards.KeptCards())
     query_count = count_queries(page, address)
     add_members(2, 40)
     cards.last_hour.forget()
-    monkeypatch.setattr(cards, "_kept", cards._Kept())
+    monkeypatch.setattr(cards, "kept_cards", cards.KeptCards())
     assert count_queries(page, address) == query_count <= 10
 
 
@@ -615,7 +615,7 @@ def test_a_kept_card_is_never_older_than_its_row(page: Client, monkeypatch: pyte
     if (response := get_part(page)).status_code == 403:
         return
     kept = text_of(response)
-    monkeypatch.setattr(cards, "_kept", cards._Kept())
+    monkeypatch.setattr(cards, "kept_cards", cards.KeptCards())
     assert without_ages(kept) == without_ages(text_of(get_part(page)))
 
 
@@ -627,7 +627,7 @@ def test_a_card_is_rendered_only_once_whatever_it_shows(
     monkeypatch.setattr(cards.time, "time", lambda: 1_000_000.0)
     change()
     shown = get_part(page).content
-    monkeypatch.setattr(cards, "_card", lambda *_: pytest.fail("rendered again"))
+    monkeypatch.setattr(cards, "make_card", lambda *_: pytest.fail("rendered again"))
     assert get_part(page).content == shown
 
 
@@ -642,7 +642,7 @@ def test_a_card_of_a_change_while_the_page_is_made_is_not_kept_for_the_state_bef
         weather.update(enabled=False)
         return read_rows(members)
 
-    monkeypatch.setattr(cards, "_kept", cards._Kept())
+    monkeypatch.setattr(cards, "kept_cards", cards.KeptCards())
     monkeypatch.setattr(cards, "read_rows", read_after_a_change)
     assert buttons_of(roster(page), "weather") == ["Enable"]
     monkeypatch.setattr(cards, "read_rows", read_rows)
@@ -653,9 +653,9 @@ def test_a_card_of_a_change_while_the_page_is_made_is_not_kept_for_the_state_bef
 @pytest.mark.usefixtures("two_members")
 def test_only_a_changed_card_is_rendered_again(page: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[str] = []
-    make_card = cards._card
-    monkeypatch.setattr(cards, "_card", lambda *args: rendered.append(args[1].name) or make_card(*args))
-    monkeypatch.setattr(cards, "_kept", cards._Kept())
+    make_card = cards.make_card
+    monkeypatch.setattr(cards, "make_card", lambda *args: rendered.append(args[1].name) or make_card(*args))
+    monkeypatch.setattr(cards, "kept_cards", cards.KeptCards())
     monkeypatch.setattr(cards.time, "time", lambda: 1_000_000.0)
     get_part(page)
     assert sorted(rendered) == ["notes", "weather"]
@@ -677,7 +677,7 @@ def test_a_card_that_was_kept_for_an_admin_is_not_shown_to_a_viewer(page: Client
 
 def test_at_most_so_many_cards_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cards, "MAX_KEPT", 2)
-    kept = cards._Kept()
+    kept = cards.KeptCards()
     for key in (b"a", b"b", b"c"):
         kept.put(key, SafeString(key.decode()))
         kept.get(b"a")

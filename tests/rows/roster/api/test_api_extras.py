@@ -176,5 +176,5 @@ def test_a_client_hears_of_updates(as_bob: Client, notes: Member, updates: Updat
     assert (third["updated"], third["updated_at"]) == (False, second["updated_at"])
     other = post(as_bob, "resources/watch/", uri=uri, cursor="0123456789abcdef-0").json()
     assert other["is_gap"]
-    for watch in list(watches._watches.values()):
+    for watch in list(watches.open_watches.values()):
         watch.exchange.abort()

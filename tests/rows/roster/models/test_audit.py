@@ -185,7 +185,7 @@ def test_outside_of_requests_the_user_of_the_system_or_the_runtime_acts(monkeypa
     assert current_actor() == Actor("command", "system user root (manage.py set_role)")
     with acting(lambda: Actor("web", "bob")):
         assert current_actor().name == "bob"
-    monkeypatch.setattr(audit_models, "_actors_of_process", [])
+    monkeypatch.setattr(audit_models, "actors_of_process", [])
     audit_models.act_as_runtime()
     assert current_actor() == Actor("runtime", "the runtime")
 

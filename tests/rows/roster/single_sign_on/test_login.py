@@ -65,7 +65,7 @@ def test_the_consent_of_a_client_with_a_long_address_comes_after_the_login(
     settings.GUILD_HALL_OIDC_GROUPS = [("*", "viewer")]
     consent = f"/oauth/authorize?state={'s' * (attempts.MAX_NEXT - len('/oauth/authorize?state='))}"
     begun = person.begin(consent)
-    assert len(begun.cookies[attempts._cookie()].OutputString()) < 4000
+    assert len(begun.cookies[attempts.cookie_name()].OutputString()) < 4000
     assert person.client.get(person.at_provider(begun)).headers["Location"] == consent
 
 

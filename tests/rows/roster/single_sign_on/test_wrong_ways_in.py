@@ -265,7 +265,7 @@ def test_an_old_or_forged_attempt_logs_nobody_in(
     provider: Provider, person: Person, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address = person.at_provider(person.begin())
-    name = attempts._cookie()
+    name = attempts.cookie_name()
     good = person.client.cookies[name].value
     state = parse_qs(urlsplit(address).query)["state"][0]
     forged = [
@@ -338,7 +338,7 @@ def test_the_host_of_a_request_decides_nothing(provider: Provider, person: Perso
     response = person.begin()
     query = parse_qs(urlsplit(response.headers["Location"]).query)
     assert query["redirect_uri"] == ["https://hall.example.com/prefix/single-sign-on/callback/"]
-    cookie = response.cookies[attempts._cookie()]
+    cookie = response.cookies[attempts.cookie_name()]
     assert (cookie["path"], cookie["secure"], cookie["httponly"], cookie["samesite"]) == (
         "/prefix/single-sign-on/",
         True,

@@ -227,7 +227,7 @@ def test_the_idle_session_used_longest_ago_is_dropped_first(
     save(sessions, unused_session)
     newest_session = begin_session(sessions)
     assert dropped_sessions == [unused_session]
-    assert list(sessions._sessions.values()) == [streaming_session, used_session, newest_session]
+    assert list(sessions.by_id.values()) == [streaming_session, used_session, newest_session]
     # The session is restored from its id and its row.
     restored = find(sessions, unused_session.id, ANN, "/mcp")
     assert restored is not None
@@ -245,7 +245,7 @@ def test_tokens_and_users_have_their_own_limits_of_sessions(
     assert dropped_sessions == [first]
     other_sessions = [begin_session(sessions, other_token), begin_session(sessions, other_token)]
     assert dropped_sessions == [first, second]
-    assert list(sessions._sessions.values()) == [bob_session, third, *other_sessions]
+    assert list(sessions.by_id.values()) == [bob_session, third, *other_sessions]
 
 
 def test_a_new_session_is_kept_when_all_others_are_busy(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_busy_sessions_are_kept_beyond_the_limit(
     first = begin_session(sessions)
     first.running[1] = object()  # type: ignore[assignment]
     second = begin_session(sessions)
-    assert list(sessions._sessions.values()) == [first, second]
+    assert list(sessions.by_id.values()) == [first, second]
     assert dropped_sessions == []
 
 

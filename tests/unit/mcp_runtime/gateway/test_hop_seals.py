@@ -79,7 +79,7 @@ def test_requests_may_overtake_each_other_but_not_by_more_than_the_window() -> N
 
 @given(st.lists(st.integers(1, 3 * WINDOW), max_size=60))
 def test_no_number_is_accepted_twice(numbers: list[int]) -> None:
-    window = hop_seals._Window()
+    window = hop_seals.Window()
     accepted = [number for number in numbers if window.accept(number)]
     assert len(accepted) == len(set(accepted))
     if numbers and max(numbers) < WINDOW:

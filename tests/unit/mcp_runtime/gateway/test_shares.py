@@ -155,7 +155,7 @@ def test_calls_that_were_not_made_are_given_back(bucket: Bucket, monkeypatch: py
         giving_back = asyncio.ensure_future(gateways[1].give_back_regularly())
         while bucket.calls != LIMIT - 2:
             await asyncio.sleep(0.001)
-            for share in gateways[1]._shares.values():
+            for share in gateways[1].shares_by_token.values():
                 share.until = 0.0
         giving_back.cancel()
 
@@ -205,8 +205,8 @@ async def begin_calls(gateway: Shares, most: int, principal: Principal = BOB) ->
 
 async def reduce(gateway: Shares) -> None:
     """Let the seconds pass after which a gateway gives back what it does not need."""
-    await gateway._reduce()
-    await gateway._reduce()
+    await gateway.reduce()
+    await gateway.reduce()
 
 
 def test_all_gateways_together_have_as_many_concurrent_calls_as_the_token_may(bucket: Bucket) -> None:
@@ -266,7 +266,7 @@ def test_calls_in_turn_cost_the_database_nothing_after_the_first(bucket: Bucket)
         assert bucket.changes == 1
         await reduce(gateways[0])
         assert list(bucket.shares.values()) == [0]
-        assert gateways[0]._concurrency == {}
+        assert gateways[0].concurrency_by_token == {}
 
     run(use)
 
@@ -330,7 +330,7 @@ def test_a_client_that_goes_away_while_the_row_changes_leaves_no_share(
         assert list(bucket.shares.values()) == [1]
         await reduce(gateways[0])
         assert list(bucket.shares.values()) == [0]
-        assert gateways[0]._concurrency == {}
+        assert gateways[0].concurrency_by_token == {}
 
     run(use)
 

@@ -164,7 +164,7 @@ def test_a_change_of_the_roster_is_announced_to_clients_whose_lists_change(world
         Tool.objects.filter(member__name="other").update(enabled=False)
         world.gateway.member_changed(member.row.pk)
         assert narrow_stream.next()["method"] == "notifications/tools/list_changed"
-        assert narrow_stream._messages.empty()
+        assert narrow_stream.is_empty
 
 
 def test_a_new_stream_of_a_session_ends_its_old_stream(world: World) -> None:
@@ -391,7 +391,7 @@ def test_a_client_gets_no_notifications_of_a_member_that_it_may_not_use(
         Tool.objects.filter(member__name="open").update(enabled=False)
         world.gateway.member_changed(closed_member.row.pk)
         assert session_stream.next()["method"] == "notifications/tools/list_changed"
-        assert modern_stream._messages.empty()
+        assert modern_stream.is_empty
     assert [request for request in closed_member.requests if not request.body] == []
     assert closed_member.messages("resources/subscribe") == []
 
@@ -429,13 +429,13 @@ def test_a_slow_client_gets_no_notification_after_its_token_is_revoked(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.agent().begin().listen() as client_stream:
-        streams, loop = world.gateway._client_streams, world.gateway._loop
-        (stream,) = eventually(lambda: streams._open_streams)
+        streams, loop = world.gateway.client_streams, world.gateway.loop
+        (stream,) = eventually(lambda: streams.open_streams)
 
         async def refuse(authorization: bytes | None) -> Principal:
             raise TokenError("revoked")
 
-        monkeypatch.setattr(streams, "_principal_of", refuse)
+        monkeypatch.setattr(streams, "principal_of", refuse)
 
         async def revoke() -> None:
             stream.put(log("not read"))
@@ -452,8 +452,8 @@ def test_rights_that_were_read_before_a_change_do_not_replace_those_after_it(
 ) -> None:
     world.member("open")
     with world.agent().begin().listen():
-        streams, loop = world.gateway._client_streams, world.gateway._loop
-        (stream,) = eventually(lambda: streams._open_streams)
+        streams, loop = world.gateway.client_streams, world.gateway.loop
+        (stream,) = eventually(lambda: streams.open_streams)
         old, new = replace(stream.client.principal), replace(stream.client.principal, name="new")
 
         async def change_twice() -> None:
@@ -465,7 +465,7 @@ def test_rights_that_were_read_before_a_change_do_not_replace_those_after_it(
                     await first.wait()
                 return principal
 
-            monkeypatch.setattr(streams, "_principal_of", read)
+            monkeypatch.setattr(streams, "principal_of", read)
             slow = asyncio.ensure_future(streams.access_changed())
             await asyncio.sleep(0)
             await streams.access_changed()
@@ -480,15 +480,15 @@ def test_a_stream_whose_token_is_revoked_while_it_is_opened_is_not_opened(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = world.agent().begin()
-    streams = world.gateway._client_streams
+    streams = world.gateway.client_streams
 
     async def refuse(authorization: bytes | None) -> Principal:
         raise TokenError("revoked")
 
-    monkeypatch.setattr(streams, "_principal_of", refuse)
+    monkeypatch.setattr(streams, "principal_of", refuse)
     with agent.http.get(agent.url, headers={"Accept": "text/event-stream"}, stream=True, timeout=10) as response:
         assert response.status_code == 403
-    assert streams._open_streams == set()
+    assert streams.open_streams == set()
 
 
 def test_a_modern_client_gets_only_the_notifications_that_it_requested(world: World) -> None:
@@ -509,7 +509,7 @@ def test_a_modern_client_gets_only_the_notifications_that_it_requested(world: Wo
         assert first["params"]["notifications"] == {"toolsListChanged": True, "resourceSubscriptions": ["x:1"]}
         assert [first["params"]["_meta"], stream.next()] == [tag, {**changes[0], "params": {"_meta": tag}}]
         assert stream.next()["params"] == {"uri": "x:1", "_meta": {"a": 1, **tag}}
-        assert stream._messages.empty()
+        assert stream.is_empty
     notifications = member.messages("subscriptions/listen")[0]["params"]["notifications"]
     assert notifications == {"toolsListChanged": True, "resourceSubscriptions": ["x:1"]}
 
@@ -589,7 +589,7 @@ def test_a_stream_that_nobody_reads_ends_and_other_streams_continue(world: World
         slow_socket.sendall("\r\n".join([*head, "", ""]).encode())
         with reader.listen() as stream:
             assert [stream.next()["params"]["data"].split()[0] for _ in range(100)] == [str(n) for n in range(100)]
-            eventually(lambda: len(world.gateway._client_streams._open_streams) == 1)
+            eventually(lambda: len(world.gateway.client_streams.open_streams) == 1)
             assert not stream.ended.is_set()
         slow_socket.settimeout(10)
         with contextlib.suppress(ConnectionResetError):

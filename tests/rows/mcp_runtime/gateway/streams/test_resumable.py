@@ -70,7 +70,7 @@ def resume(client: GatewayClient, event_id: str) -> list[dict[str, Any]]:
 
 
 def is_paused(world: World) -> bool:
-    return bool(world.gateway._resumable._paused_streams)
+    return bool(world.gateway.resumable.paused_streams)
 
 
 def cancelled_ids(member: Member) -> list[Any]:
@@ -123,7 +123,7 @@ def test_a_client_can_resume_a_stream_while_its_old_connection_is_open(world: Wo
         tool.may_end.set()
         assert resume(client, "notes/1-1")[-1] == result(9, **text("behind 1-1"))
         assert first.ended.wait(10)
-        assert first._messages.empty()
+        assert first.is_empty
     assert [call.status for call in world.calls()] == ["succeeded"]
     assert member.messages("notifications/cancelled") == []
 

@@ -1117,9 +1117,9 @@ class CountingDecoder:
 
 @pytest.fixture
 def decoders(monkeypatch: pytest.MonkeyPatch) -> list[CountingDecoder]:
-    counters = [CountingDecoder(envelope._OBJECT), CountingDecoder(envelope._LIST)]
-    monkeypatch.setattr(envelope, "_OBJECT", counters[0])
-    monkeypatch.setattr(envelope, "_LIST", counters[1])
+    counters = [CountingDecoder(envelope.OBJECTS), CountingDecoder(envelope.LISTS)]
+    monkeypatch.setattr(envelope, "OBJECTS", counters[0])
+    monkeypatch.setattr(envelope, "LISTS", counters[1])
     return counters
 
 

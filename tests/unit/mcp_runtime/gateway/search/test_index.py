@@ -71,7 +71,7 @@ def test_tools_that_are_not_allowed_do_not_change_the_order_of_the_others() -> N
     query = "forecast report number"
     allowed = together.view([True] * 3 + [False] * 50)
     assert together.search(query, allowed, 5) == alone.search(query, alone.view([True] * 3), 5)
-    assert together._scores_of("forecast", allowed) == alone._scores_of("forecast", alone.view([True] * 3))
+    assert together.scores_of("forecast", allowed) == alone.scores_of("forecast", alone.view([True] * 3))
 
 
 def test_frequent_words_add_to_the_scores_of_tools_with_rare_words() -> None:
