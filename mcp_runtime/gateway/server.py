@@ -172,11 +172,43 @@ class Gateway:
         self._hop_server.close_idle()
 
     async def _serve(self) -> None:
-        upstream = Upstream(self._lifecycle, max_bytes=self._options.max_bytes)
-        upstream_sessions = UpstreamSessions(upstream)
+        self._make_servers()
+        self._closing = asyncio.Event()
+        self._has_changed = asyncio.Event()
+        await self._members.reload()
+        background_tasks = [
+            asyncio.ensure_future(self._members.reload_regularly()),
+            asyncio.ensure_future(self.peers.look_regularly()),
+            asyncio.ensure_future(self._tell_peers_of_changes()),
+            asyncio.ensure_future(self._shares.give_back_regularly()),
+            asyncio.ensure_future(self._shares.reduce_regularly()),
+            asyncio.ensure_future(self._end_sessions_regularly()),
+            asyncio.ensure_future(self._feed.look_regularly()),
+        ]
+        self.loop.call_soon(self._ready.set)
+        try:
+            await self._hop_server.start(self._sockets.nodes, _tls_context(self._options.certificate))
+            await self._server.start(self._sockets.clients)
+            await self._closing.wait()
+        finally:
+            await asyncio.gather(self._server.stop(STOP_SECONDS), self._hop_server.stop(STOP_SECONDS))
+            await self.resumable.wait_closed(STOP_SECONDS / 4)
+            await self._upstream_sessions.background.close(STOP_SECONDS / 4)
+            for task in background_tasks:
+                task.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_SECONDS / 4):
+                    await self._shares.give_back()
+            self._upstream.close()
+            self._hop.close()
+
+    def _make_servers(self) -> None:
+        """Create the servers for clients and for other nodes, and the objects that send requests to members."""
         options, own_lease = self._options, self._lifecycle.lease_id
+        self._upstream = upstream = Upstream(self._lifecycle, max_bytes=options.max_bytes)
+        self._upstream_sessions = upstream_sessions = UpstreamSessions(upstream)
         self.peers = peers = Peers(own_lease)
-        self._shares = shares = Shares(peers)
+        self._shares = Shares(peers)
         self._hop = hop = Hop(own_lease, hop_seals.key_of(options.secret_key), options.plain_http_hosts, options.ca)
         self._members = members = Members(self._lifecycle, Availability(self._lifecycle, self._wake_supervisor), peers)
         self._holds = holds = Holds(members)
@@ -188,53 +220,24 @@ class Gateway:
         self.client_streams = ClientStreams(
             upstream, upstream_sessions, modern, questions, members, hop, self._principals.principal
         )
-        self._awaited_sign_ins = awaited_sign_ins = AwaitedSignIns()
-        self.resumable = resumable = ResumableStreams()
+        self._awaited_sign_ins = AwaitedSignIns()
+        self.resumable = ResumableStreams()
         self._feed = Feed()
-
-        def on_session_drop(session: ClientSession) -> None:
-            resumable.give_up_all(session)
-            awaited_sign_ins.forget(session)
-            upstream_sessions.close_sessions_of(session)
-
-        self._sessions = Sessions(on_session_drop)
+        self._sessions = Sessions(self._on_session_drop)
         app = self._app(upstream, upstream_sessions, questions, relay)
-        self._server = server = HttpServer(app)
+        self._server = HttpServer(app)
         self._seals = seals = Seals(hop_seals.key_of(options.secret_key))
         serve_forwarded = partial(app, is_forwarded=True)
         serve_log = HopLogs(own_lease.hex, options.data_dir)
         entry = HopEntry(own_lease, seals, peers, serve_forwarded, app, serve_log, members.reload_soon)
         self._hop_server = HttpServer(entry)
         peers.on_change = self._on_peers_changed
-        self._closing = asyncio.Event()
-        self._has_changed = asyncio.Event()
         members.on_reload = self.client_streams.roster_changed
-        await members.reload()
-        background_tasks = [
-            asyncio.ensure_future(members.reload_regularly()),
-            asyncio.ensure_future(peers.look_regularly()),
-            asyncio.ensure_future(self._tell_peers_of_changes()),
-            asyncio.ensure_future(shares.give_back_regularly()),
-            asyncio.ensure_future(shares.reduce_regularly()),
-            asyncio.ensure_future(self._end_sessions_regularly()),
-            asyncio.ensure_future(self._feed.look_regularly()),
-        ]
-        self.loop.call_soon(self._ready.set)
-        try:
-            await self._hop_server.start(self._sockets.nodes, _tls_context(options.certificate))
-            await server.start(self._sockets.clients)
-            await self._closing.wait()
-        finally:
-            await asyncio.gather(server.stop(STOP_SECONDS), self._hop_server.stop(STOP_SECONDS))
-            await resumable.wait_closed(STOP_SECONDS / 4)
-            await upstream_sessions.background.close(STOP_SECONDS / 4)
-            for task in background_tasks:
-                task.cancel()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_SECONDS / 4):
-                    await shares.give_back()
-            upstream.close()
-            hop.close()
+
+    def _on_session_drop(self, session: ClientSession) -> None:
+        self.resumable.give_up_all(session)
+        self._awaited_sign_ins.forget(session)
+        self._upstream_sessions.close_sessions_of(session)
 
     def _app(self, upstream: Upstream, upstream_sessions: UpstreamSessions, questions: Questions, relay: Relay) -> App:
         """Create the objects that answer clients, on top of those that send requests to members."""
