@@ -66,6 +66,7 @@ class AccessToken(Bearer):
         self._proofs = Proofs()
         self._reason = ""  # why there is no token from `own`
         self._needs_login = False  # whether a login of the user would end this reason
+        self._ended_by = ""  # why the last sign-in of a person is over, if the manifest ended it
         self._on_over = on_over
         self._holder = holder
         self._way = unattended.way_of(manifest.oauth, holder)
@@ -139,7 +140,7 @@ class AccessToken(Bearer):
             own = self._own_sign_in if self._needs_login else None
             where = f" at {self._own_page}" if self._needs_login else ""  # such a reason ends with "log in to the hall"
             return SignInNeededError(f"has no account for you now: {self._reason}{where}", own=own)
-        return SignInNeededError(self._sentence(), own=self._own_sign_in)
+        return SignInNeededError(self._sentence() + self._why_ended, own=self._own_sign_in)
 
     def needs(self, error: ChallengeError) -> SignInNeededError | None:
         """Why a person must sign in, if the refusal of the member means that. Asks the member for its metadata."""
@@ -148,7 +149,7 @@ class AccessToken(Bearer):
         if self.is_own or not is_refused or not discovery.is_protected(self._manifest.url, challenge, self._guard()):
             return None
         unit_of_work(lambda: self._note(challenge))
-        return SignInNeededError(self._sentence(challenge.scopes), challenge.scopes)
+        return SignInNeededError(self._sentence(challenge.scopes) + self._why_ended, challenge.scopes)
 
     # While it is connected ----------------------------------------------------------------------------------------
 
@@ -247,11 +248,16 @@ class AccessToken(Bearer):
                 self._proofs, self._reason = proofs, ""  # which was about other proofs
             ask = self._own.ask(proofs, self._note(challenge), guard)
         else:
-            ask = credentials.refresh_of(guard)
+            ask = credentials.refresh_of(guard, credentials.issuer_now(self._member_id))
         return credentials.renew(self._member_id, self._manifest.url, self._version, ask, self._holder, self._way)
 
     def _row(self) -> SignIn | None:
-        return credentials.row_of(self._member_id, self._manifest.url, self._holder, self._way)
+        row = credentials.row_of(self._member_id, self._manifest.url, self._holder, self._way)
+        self._ended_by = ""
+        if row is not None and not self.is_own and not row.is_of(self._manifest.oauth.issuer):
+            # The manifest of now decides, because somebody may have signed in since this connection began.
+            self._ended_by = credentials.end_of_other_issuer(row, credentials.issuer_now(self._member_id))
+        return row
 
     def _note(self, challenge: Challenge) -> Challenge:
         return credentials.note_challenge(self._member_id, self._manifest.url, challenge, self._holder)
@@ -272,6 +278,10 @@ class AccessToken(Bearer):
 
     def _guard(self) -> Guard:
         return Guard.near(self._manifest.url, self._plain_http_hosts)
+
+    @property
+    def _why_ended(self) -> str:
+        return f" ({self._ended_by})" if self._ended_by else ""
 
     def _sentence(self, scopes: Collection[str] = (), *, is_more: bool = False) -> str:
         more = f" for more scopes ({' '.join(scopes)[:300]})" if is_more and scopes else ""
