@@ -117,7 +117,7 @@ def own_report_of(member: GuildMember, user: User) -> Report | None:
 
 
 def _row(rows: QuerySet[Any], member: GuildMember, grant: str) -> MemberSignIn | UserSignIn | None:
-    """The row, unless it is of another grant or issuer. Then the next start of the member, or the next call, ends it."""
+    """The row, unless it is of another grant or issuer. Then the next start of the member or the next call ends it."""
     row: MemberSignIn | UserSignIn | None = rows.select_related("signed_in_by").filter(url=url_of(member)).first()
     if row is None or row.way.partition(":")[0] not in ("", grant) or not row.is_of(issuer_of(member)):
         return None

@@ -18,6 +18,7 @@ from mcp_runtime.oauth.challenges import Challenge
 from mcp_runtime.oauth.grants import ASSERTED_SECONDS
 from mcp_runtime.oauth.proof_keys import ProofKey
 from mcp_runtime.protocol.errors import (
+    SIGN_IN_TEXTS,
     AccessEndedError,
     AssertionRefusedError,
     ChallengeError,
@@ -37,7 +38,7 @@ logger = logging.getLogger("guildhall.runtime")
 
 # A server that refuses a token which is this new will refuse the next one too.
 NEW_SECONDS = 10.0
-HOW = "sign in on its page in the admin, or with guildhall sign_in"
+HOW = "sign in on its page in the admin, or with guildhall sign_in {}"
 
 
 class AccessToken(Bearer):
@@ -139,7 +140,7 @@ class AccessToken(Bearer):
         if self.is_own:
             own = self._own_sign_in if self._needs_login else None
             where = f" at {self._own_page}" if self._needs_login else ""  # such a reason ends with "log in to the hall"
-            return SignInNeededError(f"has no account for you now: {self._reason}{where}", own=own)
+            return SignInNeededError(f"{SIGN_IN_TEXTS.no_account}: {self._reason}{where}", own=own)
         return SignInNeededError(self._sentence() + self._why_ended, own=self._own_sign_in)
 
     def needs(self, error: ChallengeError) -> SignInNeededError | None:
@@ -284,6 +285,9 @@ class AccessToken(Bearer):
         return f" ({self._ended_by})" if self._ended_by else ""
 
     def _sentence(self, scopes: Collection[str] = (), *, is_more: bool = False) -> str:
-        more = f" for more scopes ({' '.join(scopes)[:300]})" if is_more and scopes else ""
-        own = f"each user signs in there alone. Sign in for yourself at {self._own_page}" if self._own_page else HOW
-        return f"needs a sign-in{more}: {own}"
+        needed, how = SIGN_IN_TEXTS.needed, HOW.format(self._manifest.name)
+        if is_more and scopes:
+            needed = f"{SIGN_IN_TEXTS.more_scopes} ({' '.join(scopes)[:300]})"
+        if self._own_page:
+            how = f"{SIGN_IN_TEXTS.own} {self._own_page}"
+        return f"{needed}: {how}"
