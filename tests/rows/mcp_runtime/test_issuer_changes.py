@@ -1,4 +1,4 @@
-"""Sign-ins of persons at members whose manifest names another authorization server than before. All servers are real."""
+"""Sign-ins of persons at members whose manifest names another authorization server later. All servers are real."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_after_a_change_of_the_issuer_the_old_one_is_not_asked_and_a_person_sign
 def test_a_connection_of_before_the_change_does_not_refresh_at_the_old_issuer(
     stage: RemoteStage, world: OAuthWorld, other: OAuthWorld, olga: User
 ) -> None:
-    member, live_member = connected(stage, world, olga)
+    _, live_member = connected(stage, world, olga)
     name_issuer(stage, world, other.base)
     world.expire()
     with pytest.raises(SignInNeededError, match="its manifest names the authorization server"):
