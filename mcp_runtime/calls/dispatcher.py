@@ -282,7 +282,7 @@ class Dispatcher:
         if member.users is not None:
             deadline = time.monotonic() + timeout
             version = MODERN_VERSION if member.client.is_modern else ""
-            client = member.users.connected_client(call.requested_by_id, timeout, exchange, version)
+            client = member.users.connected_client(call.requested_by_id, timeout, exchange, version, call.token_id)
             timeout = time_left(deadline)
         return client.invoke_tool(call.tool_name, call.arguments, timeout, exchange=exchange)
 

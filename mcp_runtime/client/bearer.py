@@ -7,7 +7,8 @@ from typing import Protocol
 
 from mcp_runtime.protocol.errors import ChallengeError
 
-TRIES = 3  # of one request: a refusal may ask for a nonce in the proof, and one for another token
+# Of one request: a refusal may ask for a nonce in the proof, one for another token, and then one for a nonce again.
+TRIES = 4
 NONCE_HEADER = "dpop-nonce"
 USE_NONCE = "use_dpop_nonce"  # the error of a server that accepts only proofs with its nonce
 _NONCE = re.compile(r"[!#-\[\]-~]{1,1000}")
@@ -35,22 +36,34 @@ class Bearer:
         self.key: Prover | None = None
         self.nonce = ""
 
-    def headers(self, method: str, url: str) -> dict[str, str]:
-        """The headers of one request with this method to this address."""
+    def headers(self, method: str, url: str, nonce: str = "") -> dict[str, str]:
+        """The headers of one request with this method to this address.
+
+        `nonce` is what a refusal of the same request gave. No other request has it, because a server may accept each
+        nonce only once. Without it, the proof has the last one of the server.
+        """
         if not self.token:
             return {}
         if (key := self.key) is None:
             return {"Authorization": f"Bearer {self.token}"}
         token = self.token
-        return {"Authorization": f"DPoP {token}", "DPoP": key.proof(method, url, token=token, nonce=self.nonce)}
+        return {
+            "Authorization": f"DPoP {token}",
+            "DPoP": key.proof(method, url, token=token, nonce=nonce or self.nonce),
+        }
 
-    def note_nonce(self, nonce: str | None) -> None:
-        """Remember what an answer gave in NONCE_HEADER, if it did."""
-        self.nonce = nonce_in(nonce) or self.nonce
+    def note_nonce(self, header: str | None) -> str:
+        """Remember what an answer gave in NONCE_HEADER, if it did. Returns that, or an empty text."""
+        nonce = nonce_in(header)
+        self.nonce = nonce or self.nonce
+        return nonce
 
-    def has_new_nonce(self, used: str, error: ChallengeError) -> bool:
-        """Whether the request with the nonce `used` was refused only because the proof must have another one."""
-        return self.key is not None and self.nonce != used and USE_NONCE in error.challenge
+    def has_new_nonce(self, used: str, error: ChallengeError, given: str = "") -> bool:
+        """Whether the request with the nonce `used` was refused only because the proof must have another one.
+
+        `given` is the nonce of the refusal.
+        """
+        return self.key is not None and (given or self.nonce) != used and USE_NONCE in error.challenge
 
     @property
     def secrets(self) -> tuple[str, ...]:

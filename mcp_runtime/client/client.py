@@ -256,12 +256,13 @@ class JsonRpcClient:
     ) -> dict[str, Any]:
         """Send one request. If the server refuses the token or its proof, renew that, and send the request again."""
         deadline, is_renewed = time.monotonic() + timeout, False
+        exchange.nonce = ""  # of another request
         for _ in range(TRIES - 1):
-            used, nonce = self.bearer.token, self.bearer.nonce
+            used, nonce = self.bearer.token, exchange.nonce or self.bearer.nonce
             try:
                 return self._request_once(method, params, timeout, exchange, session)
             except ChallengeError as error:
-                if not self.bearer.has_new_nonce(nonce, error):
+                if not self.bearer.has_new_nonce(nonce, error, exchange.nonce):
                     if is_renewed or not self.bearer.renew(used, error):
                         raise
                     is_renewed = True

@@ -72,6 +72,7 @@ class Exchange:
         self.request_id: int | None = None
         self.deadline = 0.0
         self.session = Session()
+        self.nonce = ""  # that the last response gave for the next proof, if the request is sent again
         self.server_requests = 0  # how many requests the server sent before its response
         self.is_sent = False  # whether the server may have received a part of the request
 

@@ -22,6 +22,7 @@ from urllib.parse import urlencode, urlsplit
 import requests
 from urllib3.util import Timeout
 
+from mcp_runtime.client.bulkheads import Bulkheads, Turn
 from mcp_runtime.client.exchanges import (
     CONNECT_TIMEOUT,
     Adapter,
@@ -42,6 +43,7 @@ LOOK_UP_SECONDS = 3.0
 BUSY_SECONDS = 3.0  # of the deadline, in which other requests may end
 # Slow servers must not take all threads of the process.
 _at_once = threading.BoundedSemaphore(8)
+_bulkheads = Bulkheads()  # and one of them not those of the others
 _total = threading.local()  # the deadline of several requests of a thread
 
 
@@ -170,6 +172,7 @@ def ask(
     """Send one request: a GET, or a POST of a form or of a JSON document. Raises ClientError, with `secrets` masked.
 
     It takes `seconds` at most, also if too many servers are asked at the same time, and not longer than `in_total`.
+    While a host does not answer, only a few requests wait for it, and the others fail at once.
     """
     if fault := guard.fault(url):
         raise ConnectError(f"{url[:200]!r} may not be asked: {fault}", is_refusal=True)
@@ -177,8 +180,23 @@ def ask(
     deadline = min(time.monotonic() + seconds, getattr(_total, "deadline", math.inf))
     if (seconds := deadline - time.monotonic()) <= 0:
         raise ConnectError("the requests before this one took too long", is_refusal=True)
+    with _bulkheads.turn(origin_of(url), deadline) as turn:
+        return _send(url, request, guard, deadline, turn, secrets, max_bytes)
+
+
+def _send(
+    url: str,
+    request: requests.PreparedRequest,
+    guard: Guard,
+    deadline: float,
+    turn: Turn,
+    secrets: Collection[str],
+    max_bytes: int,
+) -> OutsideAnswer:
+    seconds = max(deadline - time.monotonic(), 0.0)
     if not _at_once.acquire(timeout=min(BUSY_SECONDS, seconds / 2)):
         raise ConnectError("too many servers are asked at the same time; try again in a moment", is_refusal=True)
+    turn.sent_at = time.monotonic()
     exchange = Exchange(require_address=lambda address: guard.require_address(address, url))
     previous = enter_exchange(exchange)
     adapter = Adapter(is_tls=url.startswith("https:"), pool_connections=1, pool_maxsize=1, max_retries=0)

@@ -24,7 +24,6 @@ from mcp_runtime.client.exchanges import (
     CONNECT_TIMEOUT,
     Adapter,
     Exchange,
-    Session,
     enter_exchange,
     leave_exchange,
 )
@@ -84,7 +83,7 @@ class Transport:
     ) -> Iterator[requests.Response]:
         """Send one request, and yield the response before its body is read. Raises ClientError."""
         body = None if message is None else quick_json.encode(message)
-        request = self._prepare(method, {**self._headers(method, exchange.session), **headers}, body)
+        request = self._prepare(method, {**self._headers(method, exchange), **headers}, body)
         timeouts = Timeout(connect=min(CONNECT_TIMEOUT, timeout), total=timeout)
         response = None
         previous = enter_exchange(exchange)
@@ -93,7 +92,7 @@ class Transport:
                 # requests.Session.send needs three times the CPU, and adds cookies, proxies, netrc and redirects.
                 response = self._adapter.send(request, stream=True, timeout=cast(Any, timeouts))
                 exchange.expect_body(self.max_bytes)
-                self.bearer.note_nonce(response.headers.get(NONCE_HEADER))
+                exchange.nonce = self.bearer.note_nonce(response.headers.get(NONCE_HEADER))
                 yield response
         except ClientError as error:
             error.was_sent = exchange.is_sent
@@ -121,7 +120,8 @@ class Transport:
         request.headers = CaseInsensitiveDict({**headers, **length})
         return request
 
-    def _headers(self, method: str, session: Session) -> dict[str, str]:
+    def _headers(self, method: str, exchange: Exchange) -> dict[str, str]:
+        session = exchange.session
         headers = {
             **self.headers.values,
             "Accept": f"{mcp.JSON}, {mcp.EVENT_STREAM}",
@@ -130,7 +130,7 @@ class Transport:
             "User-Agent": f"{mcp.HALL_NAME}/{mcp.HALL_VERSION}",
             mcp.VERSION_HEADER: session.version,
         }
-        headers |= self.bearer.headers(method, self.url)
+        headers |= self.bearer.headers(method, self.url, exchange.nonce)
         if session.id:
             headers[mcp.SESSION_HEADER] = session.id
         return headers

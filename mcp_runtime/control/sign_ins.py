@@ -316,13 +316,15 @@ def finish(
     with _refusals():
         secret = json.loads(values.decrypt_text(row.encrypted, "the sign-in was"))
     server = AuthorizationServer.from_json(secret["server"])
+    if ways_in.issuer_of(member) not in ("", server.issuer):
+        raise RequestRefusedError(OVER)
     client = OAuthClient(*secret["client"])
     guard = Guard.near(row.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
     code = grants.code_of(answer, server, secret["state"])
     attempt = grants.Attempt(secret["state"], secret["verifier"], secret.get("key", ""))
     tokens = grants.redeem(server, client, secret["redirect"], code, attempt, guard)
     with _refusals(), short_transaction():
-        _require_same(member, row.url, user, own=own)
+        _require_same(member, row.url, user, server.issuer, own=own)
         holder = _holder(member, user if own else None)
         if holder == credentials.LISTS:
             credentials.forget(member.pk)  # the account for everybody, which the member had before
@@ -361,10 +363,12 @@ def _is_open(row: MemberSignInAttempt | UserSignInAttempt, *, own: bool) -> bool
     return is_same and not is_late and member.removed_at is None and not ways_in.refusal(member, own=own)
 
 
-def _require_same(member: GuildMember, url: str, user: User, *, own: bool) -> None:
+def _require_same(member: GuildMember, url: str, user: User, issuer: str, *, own: bool) -> None:
     """Raise RequestRefusedError if somebody removed or changed the member or the user during the request."""
     now = GuildMember.objects.filter(pk=member.pk, removed_at=None).first()
     if now is None or ways_in.url_of(now) != url or ways_in.is_by_user(now) != ways_in.is_by_user(member):
+        raise RequestRefusedError(OVER)
+    if ways_in.issuer_of(now) not in ("", issuer):
         raise RequestRefusedError(OVER)
     if ways_in.refusal(now, own=own):  # with the grant of now nobody signs in
         raise RequestRefusedError(OVER)

@@ -18,6 +18,7 @@ from mcp_runtime.oauth.challenges import Challenge
 from mcp_runtime.oauth.grants import ASSERTED_SECONDS
 from mcp_runtime.oauth.proof_keys import ProofKey
 from mcp_runtime.protocol.errors import (
+    SIGN_IN_TEXTS,
     AccessEndedError,
     AssertionRefusedError,
     ChallengeError,
@@ -37,7 +38,7 @@ logger = logging.getLogger("guildhall.runtime")
 
 # A server that refuses a token which is this new will refuse the next one too.
 NEW_SECONDS = 10.0
-HOW = "sign in on its page in the admin, or with guildhall sign_in"
+HOW = "sign in on its page in the admin, or with guildhall sign_in {}"
 
 
 class AccessToken(Bearer):
@@ -66,6 +67,7 @@ class AccessToken(Bearer):
         self._proofs = Proofs()
         self._reason = ""  # why there is no token from `own`
         self._needs_login = False  # whether a login of the user would end this reason
+        self._ended_by = ""  # why the last sign-in of a person is over, if the manifest ended it
         self._on_over = on_over
         self._holder = holder
         self._way = unattended.way_of(manifest.oauth, holder)
@@ -138,8 +140,8 @@ class AccessToken(Bearer):
         if self.is_own:
             own = self._own_sign_in if self._needs_login else None
             where = f" at {self._own_page}" if self._needs_login else ""  # such a reason ends with "log in to the hall"
-            return SignInNeededError(f"has no account for you now: {self._reason}{where}", own=own)
-        return SignInNeededError(self._sentence(), own=self._own_sign_in)
+            return SignInNeededError(f"{SIGN_IN_TEXTS.no_account}: {self._reason}{where}", own=own)
+        return SignInNeededError(self._sentence() + self._why_ended, own=self._own_sign_in)
 
     def needs(self, error: ChallengeError) -> SignInNeededError | None:
         """Why a person must sign in, if the refusal of the member means that. Asks the member for its metadata."""
@@ -148,7 +150,7 @@ class AccessToken(Bearer):
         if self.is_own or not is_refused or not discovery.is_protected(self._manifest.url, challenge, self._guard()):
             return None
         unit_of_work(lambda: self._note(challenge))
-        return SignInNeededError(self._sentence(challenge.scopes), challenge.scopes)
+        return SignInNeededError(self._sentence(challenge.scopes) + self._why_ended, challenge.scopes)
 
     # While it is connected ----------------------------------------------------------------------------------------
 
@@ -247,11 +249,16 @@ class AccessToken(Bearer):
                 self._proofs, self._reason = proofs, ""  # which was about other proofs
             ask = self._own.ask(proofs, self._note(challenge), guard)
         else:
-            ask = credentials.refresh_of(guard)
+            ask = credentials.refresh_of(guard, credentials.issuer_now(self._member_id))
         return credentials.renew(self._member_id, self._manifest.url, self._version, ask, self._holder, self._way)
 
     def _row(self) -> SignIn | None:
-        return credentials.row_of(self._member_id, self._manifest.url, self._holder, self._way)
+        row = credentials.row_of(self._member_id, self._manifest.url, self._holder, self._way)
+        self._ended_by = ""
+        if row is not None and not self.is_own and not row.is_of(self._manifest.oauth.issuer):
+            # The manifest of now decides, because somebody may have signed in since this connection began.
+            self._ended_by = credentials.end_of_other_issuer(row, credentials.issuer_now(self._member_id))
+        return row
 
     def _note(self, challenge: Challenge) -> Challenge:
         return credentials.note_challenge(self._member_id, self._manifest.url, challenge, self._holder)
@@ -273,7 +280,14 @@ class AccessToken(Bearer):
     def _guard(self) -> Guard:
         return Guard.near(self._manifest.url, self._plain_http_hosts)
 
+    @property
+    def _why_ended(self) -> str:
+        return f" ({self._ended_by})" if self._ended_by else ""
+
     def _sentence(self, scopes: Collection[str] = (), *, is_more: bool = False) -> str:
-        more = f" for more scopes ({' '.join(scopes)[:300]})" if is_more and scopes else ""
-        own = f"each user signs in there alone. Sign in for yourself at {self._own_page}" if self._own_page else HOW
-        return f"needs a sign-in{more}: {own}"
+        needed, how = SIGN_IN_TEXTS.needed, HOW.format(self._manifest.name)
+        if is_more and scopes:
+            needed = f"{SIGN_IN_TEXTS.more_scopes} ({' '.join(scopes)[:300]})"
+        if self._own_page:
+            how = f"{SIGN_IN_TEXTS.own} {self._own_page}"
+        return f"{needed}: {how}"

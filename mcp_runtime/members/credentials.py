@@ -220,6 +220,32 @@ def forget(member_id: int, holder: Holder = EVERYBODY) -> Held | None:
     return held
 
 
+def end_of_other_issuer(row: SignIn, issuer: str) -> str:
+    """End the sign-in of a person if the manifest names another issuer than the one that gave it. Nobody is asked.
+
+    Returns why, in words for people, or an empty text. Raises KeyFileError.
+    """
+    if row.is_of(issuer):
+        return ""
+    if row.has_tokens:
+        with short_transaction():
+            values.lock()
+            # Not if somebody signs in at this moment. A refresh that is in progress loses its lease.
+            _same(row).filter(version=row.version).update(**_ended(row), version=F("version") + 1)
+        row.has_tokens, row.version = False, row.version + 1
+    return other_issuer(row.issuer, issuer)
+
+
+def other_issuer(old: str, new: str) -> str:
+    return f"its manifest names the authorization server {new!r}, and the last sign-in was at {old!r}"
+
+
+def issuer_now(member_id: int) -> str:
+    """The issuer that the manifest names at this moment, also if the connection is older. Empty if it names none."""
+    manifest = GuildMember.objects.filter(pk=member_id).values_list("manifest", flat=True).first() or {}
+    return str((manifest.get("oauth") or {}).get("issuer") or "")
+
+
 def prune() -> None:
     """Forget the tokens of users who are not active any more. Nothing uses or renews them since the user is not."""
     UserSignIn.objects.filter(Q(user__is_active=False) | Q(signed_in_by__is_active=False)).delete()
@@ -268,12 +294,14 @@ def note_step_up(member_id: int, scopes: Iterable[str], holder: Holder = EVERYBO
 Ask = Callable[[Held], tuple[AuthorizationServer, OAuthClient, Tokens]]
 
 
-def refresh_of(guard: Guard) -> Ask:
-    """Ask for new tokens with the refresh token."""
+def refresh_of(guard: Guard, issuer: str = "") -> Ask:
+    """Ask for new tokens with the refresh token. It is sent only to the `issuer` of the manifest, if that names one."""
 
     def ask(held: Held) -> tuple[AuthorizationServer, OAuthClient, Tokens]:
         if held.client is None or held.server is None or not held.refresh:
             raise GrantOverError("the authorization server gave no refresh token")
+        if issuer and held.server.issuer != issuer:
+            raise GrantOverError(other_issuer(held.server.issuer, issuer))
         return held.server, held.client, grants.refresh(held.server, held.client, held.refresh, guard, held.key)
 
     return ask
@@ -389,12 +417,17 @@ def _end(row: SignIn, lease: uuid.UUID, *, is_client_over: bool = False, **more:
 
     A client of the manifest stays in any case, because its secret is for this authorization server alone.
     """
-    held = read(row)
     with short_transaction():
         values.lock()
-        nothing = {"has_tokens": False, "encrypted": "", "refresh_lease": None, "expires_at": None}
-        is_gone = is_client_over and row.client_source in clients.REPLACEABLE
-        if held.server is not None and held.client is not None and not is_gone:
-            nothing = _columns(held.server, held.client, None, row.way)
+        nothing = _ended(row, is_client_over=is_client_over)
         own = _same(row).filter(refresh_lease=lease)
         return own.update(**{**nothing, **more}, version=F("version") + 1)
+
+
+def _ended(row: SignIn, *, is_client_over: bool = False) -> dict[str, Any]:
+    """The columns without tokens. Call it in a transaction, after `values.lock`. Raises SecretError."""
+    held = read(row)
+    is_gone = is_client_over and row.client_source in clients.REPLACEABLE
+    if held.server is not None and held.client is not None and not is_gone:
+        return _columns(held.server, held.client, None, row.way)
+    return {"has_tokens": False, "encrypted": "", "refresh_lease": None, "expires_at": None}

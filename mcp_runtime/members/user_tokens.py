@@ -14,6 +14,7 @@ from mcp_runtime.client.client import INITIALIZE_TIMEOUT, JsonRpcClient
 from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.members.access_tokens import AccessToken
 from mcp_runtime.protocol.errors import (
+    SIGN_IN_TEXTS,
     ClientError,
     HttpStatusError,
     RequestTimeoutError,
@@ -21,9 +22,15 @@ from mcp_runtime.protocol.errors import (
     SignInNeededError,
 )
 from mcp_runtime.rows.database import unit_of_work
+from roster.models import AgentMessage
 
 MAX_USERS = 1_000  # whose tokens and clients are kept for one member. The rows have all of them
-NO_USER = "each user signs in there alone, and this request is of no user; call it as a user, such as with a token"
+NO_USER = f"{SIGN_IN_TEXTS.no_user}; call it as a user, such as with a token"
+
+OTHER_ASKER = (
+    "each user signs in there alone since its manifest changed, and this agent has the account of its creator, who did "
+    "not send the message; let the creator send it, or make an agent of your own"
+)
 
 
 @dataclass(eq=False)
@@ -55,12 +62,16 @@ class UserTokens:
         for entry in entries:
             entry.client.close()
 
-    def look(self, user_id: int | None) -> AccessToken:
+    def look(self, user_id: int | None, token_id: int | None = None) -> AccessToken:
         """The token of this user as the row has it now. It may be due. Raises SignInNeededError, HttpStatusError.
 
-        It reads the row each time, so that a sign-out and the end of an account have an effect at once on all nodes.
+        `token_id` is the token of the hall with which the user asks. It reads the rows each time, so that a sign-out
+        and the end of an account have an effect at once on all nodes.
         """
-        return self._look(self._entry(user_id))
+        entry = self._entry(user_id)
+        if token_id is not None:
+            _require_own_message(user_id, token_id)
+        return self._look(entry)
 
     @staticmethod
     def renewed_early(token: AccessToken) -> AccessToken:
@@ -75,10 +86,12 @@ class UserTokens:
         """The client of this user, connected or not. Raises SignInNeededError for no user."""
         return self._entry(user_id).client
 
-    def connected_client(self, user_id: int | None, timeout: float, exchange: Exchange, version: str) -> JsonRpcClient:
+    def connected_client(
+        self, user_id: int | None, timeout: float, exchange: Exchange, version: str, token_id: int | None = None
+    ) -> JsonRpcClient:
         """The client of this user, with the user's token and after a handshake of its own. Raises ClientError."""
         entry = self._entry(user_id)
-        if self._look(entry).is_due:
+        if self.look(user_id, token_id).is_due:
             self.renewed_early(entry.token)
         seconds = min(timeout, INITIALIZE_TIMEOUT)
         if not entry.lock.acquire(timeout=seconds):
@@ -117,3 +130,14 @@ class UserTokens:
                     self._entries.popitem(last=False)[1].client.close()
             self._entries.move_to_end(user_id)
             return entry
+
+
+def _require_own_message(user_id: int | None, token_id: int) -> None:
+    """Raise SignInNeededError for the token of an agent's run if somebody else than its user sent the message.
+
+    Such a run is refused before it begins. But the manifest may have changed since, and then the calls of the run would
+    have the account of the agent's creator, for the person who sent the message.
+    """
+    messages = AgentMessage.objects.filter(token_id=token_id).exclude(requested_by_id=user_id)
+    if unit_of_work(messages.exists):
+        raise SignInNeededError(OTHER_ASKER)

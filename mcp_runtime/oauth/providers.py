@@ -33,12 +33,16 @@ class _Provider:
     known: tuple[AuthorizationServer | None, float] = (None, -math.inf)  # and when it was read
     away: tuple[str, float] = ("", -math.inf)  # why, and until when
     lock: threading.Lock = field(default_factory=threading.Lock)
+    asked_at: float = math.inf  # since when that thread asks
 
     def metadata(self, issuer: str, guard: Guard) -> AuthorizationServer:
         if (known := self._remembered()) is not None:
             return known
-        if not self.lock.acquire(timeout=BUSY_SECONDS):
-            raise ServerAwayError(f"{issuer!r} is slow at the moment")
+        # Measured from its beginning, so that threads which come later do not wait as long as the first ones.
+        left = min(self.asked_at + BUSY_SECONDS - time.monotonic(), BUSY_SECONDS)
+        if not self.lock.acquire(timeout=max(left, 0.0)):
+            raise ServerAwayError(f"{issuer!r} is slow at the moment; try again in a moment")
+        self.asked_at = time.monotonic()
         try:
             if (known := self._remembered()) is None:
                 known = discovery.identity_provider(issuer, "", guard)
@@ -48,6 +52,7 @@ class _Provider:
             self.note(error)
             raise
         finally:
+            self.asked_at = math.inf
             self.lock.release()
 
     def _remembered(self) -> AuthorizationServer | None:

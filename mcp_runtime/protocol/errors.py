@@ -360,6 +360,20 @@ class OwnSignIn:
     is_login: bool = False
 
 
+@dataclass(frozen=True)
+class _SignInTexts:
+    """Parts of the messages of SignInNeededError. The admin gives other advice for each of them."""
+
+    needed: str = "needs a sign-in"  # at the authorization server of the member
+    more_scopes: str = "needs a sign-in for more scopes"
+    own: str = "each user signs in there alone. Sign in for yourself at"
+    no_account: str = "has no account for you now"  # from the login of the user at single sign-on
+    no_user: str = "each user signs in there alone, and this request is of no user"
+
+
+SIGN_IN_TEXTS = _SignInTexts()
+
+
 class SignInNeededError(ClientError):
     """A person must sign in at the member's authorization server. The message says where. Nothing was served.
 

@@ -68,6 +68,13 @@ class SignIn(models.Model):
         """Whether the hall has what it got in this way, or has nothing."""
         return not self.encrypted or self.way == way or (not self.way and way != self.PERSON)
 
+    def is_of(self, issuer: str) -> bool:
+        """Whether a sign-in of a person may be used if the manifest names this issuer. Empty means that it names none.
+
+        The issuer stays in the row when the tokens end, so that it still says why.
+        """
+        return not issuer or not self.issuer or self.issuer == issuer
+
 
 class MemberSignIn(SignIn):
     """The sign-in that everybody who may use the member uses."""

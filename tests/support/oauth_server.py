@@ -171,9 +171,9 @@ class OAuthWorld:
         with self.lock:
             try:
                 return self._bound_to(self._thumbprint(seen), form, client_id)
-            except NonceNeededError:
+            except NonceNeededError as need:
                 status, headers, body = _json({"error": "use_dpop_nonce"}, 400)
-                return status, {**headers, "DPoP-Nonce": self.proofs.nonce}, body
+                return status, {**headers, "DPoP-Nonce": str(need)}, body
             except ProofError:
                 return _json({"error": "invalid_dpop_proof"}, 400)
 
@@ -286,10 +286,11 @@ class OAuthWorld:
         token = token_of(seen)
         if self.binds and token:
             try:
-                self._require_proof(seen, token)
-            except NonceNeededError:
+                with self.lock:
+                    self._require_proof(seen, token)
+            except NonceNeededError as need:
                 challenge = self.challenge('error="use_dpop_nonce"')
-                return 401, {**challenge, "DPoP-Nonce": self.proofs_of_member.nonce}, b"no"
+                return 401, {**challenge, "DPoP-Nonce": str(need)}, b"no"
             except ProofError:
                 return 401, self.challenge('error="invalid_dpop_proof"'), b"no"
         end, scopes = self.access.get(token, (0.0, ""))

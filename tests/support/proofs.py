@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import secrets
 import time
 from dataclasses import dataclass, field
 
@@ -21,9 +22,14 @@ class NonceNeededError(ProofError):
 
 @dataclass
 class Proofs:
-    """The proofs that one server has seen. With `nonce`, a proof must have it."""
+    """The proofs that one server has seen. With `nonce`, a proof must have it.
+
+    With `is_strict`, the server accepts each nonce that it gave once.
+    """
 
     nonce: str = ""
+    is_strict: bool = False
+    unused: set[str] = field(default_factory=set)  # the nonces of a strict server
     jtis: set[str] = field(default_factory=set)
 
     def thumbprint(self, proof: str, method: str, url: str, token: str = "") -> str:
@@ -43,8 +49,15 @@ class Proofs:
         if claims.get("ath") != (digest_of(token) if token else None) or claims["jti"] in self.jtis:
             raise ProofError("of another token, or used before")
         self.jtis.add(claims["jti"])
-        if self.nonce and claims.get("nonce") != self.nonce:
-            raise NonceNeededError
+        if self.is_strict:
+            self.nonce = secrets.token_urlsafe(8)
+            self.unused.add(self.nonce)
+            is_known = claims.get("nonce") in self.unused
+            self.unused.discard(claims.get("nonce", ""))
+        else:
+            is_known = not self.nonce or claims.get("nonce") == self.nonce
+        if not is_known:
+            raise NonceNeededError(self.nonce)
         names = {name: key[name] for name in ("crv", "kty", "x", "y")}
         return digest_of(json.dumps(names, sort_keys=True, separators=(",", ":")))
 

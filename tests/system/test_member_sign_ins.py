@@ -85,6 +85,9 @@ def test_agents_and_queued_calls_use_a_bound_token_while_its_nonce_and_the_token
         assert set(pool.map(lambda _: agent.text(tool), range(40))) == {"open"}
     world.proofs_of_member.nonce = "nonce-3"
     assert call(vault, "look").status == "succeeded", hall.output()
+    world.proofs_of_member.is_strict = True  # each nonce is accepted once
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: agent.text(tool), range(40))) == {"open"}
     assert len(set(world.bound.values())) == 1
     assert [each for each in world.seen if each.headers.get("authorization", "").startswith("Bearer")] == []
 

@@ -19,7 +19,7 @@ from mcp_runtime.control.agents import create_agent
 from mcp_runtime.control.calls import queue_call
 from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.rows.database import short_transaction
-from roster.models import Call, UserSignIn
+from roster.models import AgentMessage, Call, UserSignIn
 from tests.conftest import eventually
 from tests.support.agents import META, GatewayClient, MessageStream, make_token
 from tests.support.api import client_of as rest_client_of
@@ -285,6 +285,12 @@ def test_an_agent_has_the_account_of_its_creator(hall: Hall, world: OAuthWorld, 
     for name in ("anna", "bert"):
         assert world.accounts[clients[name].text(TOOL)] == name
     assert f"/members/{member('vault').pk}/own-sign-in/" in clients["carl"].call(TOOL)["error"]["message"]
+    # As if bert had sent the message while everybody had one account, which the manifest changed during the run.
+    AgentMessage.objects.filter(agent__created_by=users["anna"]).update(requested_by=users["bert"])
+    refused = clients["anna"].call(TOOL)["error"]
+    assert "this agent has the account of its creator" in refused["message"]
+    assert refused["data"]["sent"] is False
+    assert world.accounts[clients["bert"].text(TOOL)] == "bert"
 
 
 # Clients of 2025-11-25 are told when a sign-in is done ------------------------------------------------------------

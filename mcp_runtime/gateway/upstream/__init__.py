@@ -6,6 +6,7 @@
     questions               questions and notifications of members
     suspended               streams that wait for a client's answers
     sessions                sessions with members, on behalf of clients
+    renewals                new tokens of members, in a few threads for each member
     routes                  slots, connections, reading of responses and events, reasons for failures
 
 `server` creates these objects. `endpoints`, `streams`, `extras_loader`, `legacy` and `session_streams` use them.

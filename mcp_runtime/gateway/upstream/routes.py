@@ -16,11 +16,19 @@ from mcp_runtime.client.bearer import NONCE_HEADER, TRIES
 from mcp_runtime.client.client import CLIENT_NAME, CLIENT_VERSION
 from mcp_runtime.gateway import envelope
 from mcp_runtime.gateway.envelope import Message
+from mcp_runtime.gateway.upstream.renewals import Renewals
 from mcp_runtime.http1.client import HALL_OWNER, Address, Connections, Response
 from mcp_runtime.members.lifecycle import Lifecycle
 from mcp_runtime.members.live import EXIT_GRACE, LiveMember
 from mcp_runtime.protocol import jsonrpc, mcp
-from mcp_runtime.protocol.errors import ChallengeError, ClientError, ConnectError, HttpStatusError, ProtocolError
+from mcp_runtime.protocol.errors import (
+    ChallengeError,
+    ClientError,
+    ConnectError,
+    HttpStatusError,
+    ProtocolError,
+    ServerAwayError,
+)
 from mcp_runtime.rows.database import unit_of_work
 from mcp_runtime.security import limits
 from mcp_runtime.security.limits import Account, BudgetError, Owner, Places
@@ -74,16 +82,13 @@ class Upstream:
         self._reader = ThreadPoolExecutor(1, "gateway-reader")
         self._reader_slot = Places(1)
         self._notification_bytes = limits.bytes_of_members()
-        # Renewals of tokens, and those in progress by member, token and challenge. They have threads of their own,
-        # because a silent authorization server must not take the threads that all calls need.
-        self._renewer = ThreadPoolExecutor(8, "gateway-renewer")
-        self._renewals: dict[tuple[int, str, str], asyncio.Future[object]] = {}
+        self._renewals = Renewals()
         self._failing_members: set[int] = set()  # ids of members whose failed connection is being recorded
 
     def close(self) -> None:
         self._connections.close()
         self._reader.shutdown(wait=False, cancel_futures=True)
-        self._renewer.shutdown(wait=False, cancel_futures=True)
+        self._renewals.close()
 
     def route_to(self, live_member: LiveMember, slots: int | None = None) -> Route:
         """Return the route to the process. `slots` None leaves its number of slots unchanged."""
@@ -122,10 +127,14 @@ class Upstream:
         users = live_member.users
         if users is None or owner == HALL_OWNER:
             return live_member.token
-        token = await asyncio.get_running_loop().run_in_executor(None, users.look, owner[0])
+        token = await asyncio.get_running_loop().run_in_executor(None, users.look, *owner)
         if token.is_due:
             early = partial(users.renewed_early, token)
-            await self._once((live_member.member_id, f"of user {owner[0]}", ""), early)
+            try:
+                await self._renewals.once((live_member.member_id, f"of user {owner[0]}", ""), early)
+            except ServerAwayError as away:
+                if not token.token:  # otherwise the old one is good for a while
+                    raise _renewed_later(away) from away
             if not token.token:
                 raise token.need()
         return token
@@ -146,19 +155,19 @@ class Upstream:
 
         A refusal that nothing helps against is returned.
         """
-        client, is_renewed = route.live_member.client, False
+        client, is_renewed, given = route.live_member.client, False, ""
         for tries_left in reversed(range(TRIES)):
-            used, nonce, secrets = token.token, token.nonce, (*client.headers.secrets, *token.secrets)
-            sent = {**headers, **token.headers(verb, client.url)}
+            used, nonce, secrets = token.token, given or token.nonce, (*client.headers.secrets, *token.secrets)
+            sent = {**headers, **token.headers(verb, client.url, given)}
             response = await self._connections.request(
                 route.address, verb, sent, body, secrets, owner, on_write, is_first=is_first
             )
-            token.note_nonce(response.header(NONCE_HEADER))
+            given = token.note_nonce(response.header(NONCE_HEADER))
             challenge = response.header("www-authenticate")
             if not tries_left or response.status not in (401, 403) or challenge is None:
                 break
             error = ChallengeError(response.status, "", challenge)
-            if not token.has_new_nonce(nonce, error):
+            if not token.has_new_nonce(nonce, error, given):
                 if is_renewed or not await self._is_renewed_after(response, route, token, used, error):
                     break
                 is_renewed = True
@@ -171,18 +180,13 @@ class Upstream:
         """Renew the token that `response` refused. All refused calls wait for one thread, because there are few."""
         key = (route.live_member.member_id, used, error.challenge if error.status == 403 else "")
         try:
-            return bool(await self._once(key, partial(token.renew, used, error)))
+            return bool(await self._renewals.once(key, partial(token.renew, used, error)))
+        except ServerAwayError as away:
+            response.close()
+            raise _renewed_later(away) from away
         except BaseException:
             response.close()
             raise
-
-    async def _once(self, key: tuple[int, str, str], renewal: Callable[[], object]) -> object:
-        if key not in self._renewals:
-            work = partial(unit_of_work, renewal)
-            future = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._renewer, work))
-            self._renewals[key] = future
-            future.add_done_callback(lambda done: self._renewals.pop(key, None) and done.exception())
-        return await asyncio.shield(self._renewals[key])
 
     async def read(self, response: Response) -> bytes:
         return await response.read(self._max_bytes)
@@ -323,6 +327,10 @@ def _without_secrets_of_error(response: Response, data: bytes) -> bytes:
         with contextlib.suppress(ProtocolError):
             return data if envelope.read(data).error is None else masked
     return masked
+
+
+def _renewed_later(away: ServerAwayError) -> HttpStatusError:
+    return HttpStatusError(401, f"its token cannot be renewed now: {away}")
 
 
 def _answer_error(response: Response, data: bytes) -> ClientError:

@@ -8,6 +8,7 @@ saved        filters of the list that a user saved
 comparison   two calls side by side
 log          the lines that a member wrote during a call
 results      the result of a call, shown by its content type. The tool runner uses it too
+advice       what to do after a call that failed
 drawing      the items of a result by their type. Prompts, resources and agents' transcripts use it too
 items        items that are text or JSON, and descriptions in Markdown
 json_view    JSON as trees and tables

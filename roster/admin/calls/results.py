@@ -4,7 +4,7 @@ The content comes from a member, so it is not trusted. Text is escaped. Markdown
 text) and then cleaned. Links in it may only be http or https. A link to a resource leads to the page on which the hall
 reads it, and never to its URI. Only a few types of images and audio are shown. Every size is bounded.
 
-    view = results.result_view(call, output_schema)      in a view
+    view = results.result_view(call, output_schema, principal_of(request))      in a view
     {% include "admin/roster/result.html" %}                   in its template, with `view`, roster/result.css, and the
                                                          scripts roster/copy.js and roster/json_tree.js
 """
@@ -19,7 +19,8 @@ from django.urls import reverse
 from django.utils.safestring import SafeString
 
 from mcp_runtime.control.calls import output_validation_errors
-from roster.admin.calls import files
+from mcp_runtime.security.access import Principal
+from roster.admin.calls import advice, files
 from roster.admin.calls.drawing import Drawing
 from roster.admin.calls.items import MAX_TEXT, Item, json_item, json_value
 from roster.admin.calls.json_view import json_text, json_tree
@@ -66,8 +67,10 @@ class ResultView:
     whole: Item | None = None
 
 
-def result_view(call: Call, output_schema: dict[str, Any] | None = None) -> ResultView | None:
-    """The result of the call for the template. None before its end."""
+def result_view(
+    call: Call, output_schema: dict[str, Any] | None = None, principal: Principal | None = None
+) -> ResultView | None:
+    """The result of the call for the template. None before its end. `principal` is who looks at it, for the advice."""
     if not call.is_finished:
         return None
     result = call.result if isinstance(call.result, dict) else {}
@@ -76,7 +79,7 @@ def result_view(call: Call, output_schema: dict[str, Any] | None = None) -> Resu
     structured = _structured(call, result, output_schema)
     extras = {key: value for key, value in result.items() if key not in ("content", "structuredContent", "isError")}
     return ResultView(
-        failure=_failure(call, has_own_words=bool(items)),
+        failure=_failure(call, principal, has_own_words=bool(items)),
         items=items,
         left_out=max(0, len(content) - MAX_ITEMS),
         structured=structured,
@@ -99,7 +102,7 @@ def _items(call: Call, result: dict[str, Any], content: list[Any]) -> list[Item]
     ]
 
 
-def _failure(call: Call, *, has_own_words: bool) -> Failure | None:
+def _failure(call: Call, principal: Principal | None, *, has_own_words: bool) -> Failure | None:
     if not call.error_kind:
         return None
     is_told = has_own_words and call.error_kind == Call.ErrorKind.TOOL
@@ -107,12 +110,22 @@ def _failure(call: Call, *, has_own_words: bool) -> Failure | None:
     return Failure(
         kind=call.error_kind,
         message=message[:MAX_TEXT],
-        hint=HINTS.get(call.error_kind, ""),
+        hint=_hint(call, principal),
         code=call.error_code,
         data=None if call.error_data is None else json_tree(call.error_data),
         is_cut=len(message) > MAX_TEXT,
         address=_address(call, files.ERROR),
     )
+
+
+def _hint(call: Call, principal: Principal | None) -> str:
+    general = HINTS.get(call.error_kind, "")
+    if principal is None or call.error_kind != Call.ErrorKind.UNAVAILABLE:
+        return general
+    user = call.requested_by
+    is_requester = user is not None and user.pk == principal.user_id
+    viewer = advice.Viewer(principal, user.get_username() if user else "", is_requester)
+    return advice.hint_of(call.error_kind, call.error_message, call.member, viewer, general)
 
 
 def _structured(call: Call, result: dict[str, Any], output_schema: dict[str, Any] | None) -> Structured | None:

@@ -133,7 +133,7 @@ class CallAdmin(CallListScreen):
             "fault": why_not_again(call),
             "call_key": uuid.uuid4(),
             "progress": runner.progress_of(call),
-            "view": results.result_view(call, tool.output_schema if tool else None),
+            "view": results.result_view(call, tool.output_schema if tool else None, principal_of(request)),
             "arguments": present.json_block(masked_arguments(call)),
             "duration": present.seconds(call.duration),
             "token": _token(call),

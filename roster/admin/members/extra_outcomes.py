@@ -12,13 +12,16 @@ from typing import Any
 from django.utils.safestring import SafeString
 
 from mcp_runtime.protocol.errors import ErrorKind, InvalidArgumentsError, McpRuntimeError, MemberFailedError
+from mcp_runtime.security.access import Principal
 from roster.admin import present
+from roster.admin.calls import advice
 from roster.admin.calls.drawing import MAX_NAME, Drawing
 from roster.admin.calls.files import File, file_in, name_of_uri
 from roster.admin.calls.items import MAX_TEXT, Item
 from roster.admin.calls.json_view import json_tree
 from roster.admin.calls.results import MAX_ITEMS, Failure, ResultView, whole_item
 from roster.admin.downloads import filename
+from roster.models import GuildMember
 
 MAX_MESSAGES = 50
 MAX_ROLE = 40
@@ -108,12 +111,14 @@ def _text(value: Any) -> str:
     return present.bounded(value, MAX_NAME) if isinstance(value, str) else ""
 
 
-def of_error(error: McpRuntimeError) -> Outcome:
+def of_error(error: McpRuntimeError, member: GuildMember, principal: Principal) -> Outcome:
+    """What the page shows to the person who asked."""
     if isinstance(error, InvalidArgumentsError):
         return Outcome(errors=[(".".join(map(str, place)), reason) for place, reason in error.errors])
     if not isinstance(error, MemberFailedError):
         return Outcome(errors=[("", str(error))])
-    hint = HINTS.get(error.kind, error.kind.hint)
+    viewer = advice.Viewer(principal, principal.name, is_requester=True)
+    hint = advice.hint_of(error.kind, str(error), member, viewer, HINTS.get(error.kind, error.kind.hint))
     text = present.bounded(str(error), MAX_TEXT)
     failure = Failure(kind=str(error.kind), message=text, hint=hint, code=error.code, data=None)
     return Outcome(failure=ResultView(failure))

@@ -186,7 +186,7 @@ class ExtrasScreen(RuntimeRowAdmin):
         if request.method == "POST":
             if not principal.invokes:
                 raise PermissionDenied
-            outcome = _outcome_of(request, use)
+            outcome = _outcome_of(request, member, use)
         context = {
             "member": member,
             "extra": extra,
@@ -339,12 +339,12 @@ def _values(fields: list[Field]) -> dict[str, str]:
     return {field.name: field.value for field in fields if field.value}
 
 
-def _outcome_of(request: HttpRequest, use: Callable[[], Outcome]) -> Outcome:
+def _outcome_of(request: HttpRequest, member: GuildMember, use: Callable[[], Outcome]) -> Outcome:
     try:
         with _seat(request):
             return use()
     except McpRuntimeError as error:
-        return extra_outcomes.of_error(error)
+        return extra_outcomes.of_error(error, member, principal_of(request))
 
 
 def _file_response(request: HttpRequest, get: Callable[[str], File | None], page: str) -> HttpResponse:

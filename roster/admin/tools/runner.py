@@ -43,7 +43,7 @@ from mcp_runtime.protocol.errors import (
 from roster import addresses, calls, presets, snippets
 from roster.admin import live, present
 from roster.admin.calls import results
-from roster.admin.rows import RuntimeRowAdmin
+from roster.admin.rows import RuntimeRowAdmin, principal_of
 from roster.admin.tools.annotations import badges_of, is_destructive, obstacle_of, takes_arguments
 from roster.admin.tools.field_texts import field_texts
 from roster.admin.tools.forms import Beginning, CallForm
@@ -222,12 +222,13 @@ class ToolRunner(RuntimeRowAdmin):
             "elapsed": present.seconds(timedelta(milliseconds=_elapsed_ms(call))),
             "progress": progress_of(call),
         }
+        principal = principal_of(request)
         # A finished call does not change, and its result may be large, so it is rendered once.
         tag = live.etag("outcome", call.pk) if call.is_finished else ""
         return live.part(
             request,
             OUTCOME,
-            lambda: {**context, "view": results.result_view(call, tool.output_schema)},
+            lambda: {**context, "view": results.result_view(call, tool.output_schema, principal)},
             tag=tag,
             is_final=call.is_finished,
         )

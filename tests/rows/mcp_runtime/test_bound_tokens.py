@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -66,6 +68,23 @@ def test_each_request_has_the_last_nonce_of_the_member(stage: RemoteStage, world
     world.proofs_of_member.nonce = "nonce-4"
     world.expire()  # a new nonce and a new token in one call
     assert live_member.client.invoke_tool("look", {})["content"]
+
+
+def test_calls_at_the_same_time_succeed_at_a_member_that_accepts_each_nonce_once(
+    stage: RemoteStage, world: OAuthWorld
+) -> None:
+    _, live_member = connected(stage, world)
+    world.proofs_of_member.is_strict = True
+    calls, together = 24, threading.Barrier(8)
+
+    def call(number: int) -> Any:
+        together.wait(60)
+        return live_member.client.invoke_tool("look", {}, 60.0)["content"]
+
+    before = len(world.seen)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(call, range(calls)))
+    assert len(world.seen) <= before + 2 * calls  # each call is refused once at most
 
 
 def test_the_hall_itself_has_bound_tokens_without_a_person(stage: RemoteStage, world: OAuthWorld) -> None:
