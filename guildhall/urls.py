@@ -14,7 +14,7 @@ handler404 = "roster.error_pages.missing"
 handler500 = "roster.error_pages.broken"
 
 urlpatterns = [
-    path("", RedirectView.as_view(pattern_name="admin:index")),
+    path("", RedirectView.as_view(pattern_name="admin:index", query_string=True)),
     path("admin/", admin.site.urls),
     path("api/", include("roster.api.urls")),
     path("", include("roster.invitation_page")),

@@ -40,7 +40,7 @@ class Entry:
 class Client:
     """A client: where the text of its configuration belongs, how to write it, and the link that adds one entry, if any.
 
-    `verb` says what to do with the text at `place`.
+    `verb` says what to do with the text at `place`, in which file names and commands are between backquotes.
     """
 
     name: str
@@ -48,6 +48,11 @@ class Client:
     write: Callable[[Sequence[Entry]], str]
     link: Callable[[Entry], str] | None = None
     verb: str = "Add this configuration to"
+
+    @property
+    def plain_place(self) -> str:
+        """For terminals and programs, which show backquotes as they are."""
+        return self.place.replace("`", "")
 
 
 def _json(key: str, *, with_type: bool = False, url_key: str = "url") -> Callable[[Sequence[Entry]], str]:
@@ -103,23 +108,26 @@ def _vscode_link(entry: Entry) -> str:
 
 CLIENTS = {
     "claude-desktop": Client(
-        "Claude Desktop", "claude_desktop_config.json, which Settings > Developer opens. It needs Node.js", _programs
+        "Claude Desktop", "`claude_desktop_config.json`, which Settings > Developer opens. It needs Node.js", _programs
     ),
-    "claude-code": Client("Claude Code", ".mcp.json in the project's folder", _json("mcpServers", with_type=True)),
+    "claude-code": Client("Claude Code", "`.mcp.json` in the project's folder", _json("mcpServers", with_type=True)),
     "claude-command": Client("Claude Code, as a command", "a terminal", _commands, verb="Run this in"),
     "cursor": Client(
-        "Cursor", ".cursor/mcp.json in the project's folder, or ~/.cursor/mcp.json", _json("mcpServers"), _cursor_link
+        "Cursor",
+        "`.cursor/mcp.json` in the project's folder, or `~/.cursor/mcp.json`",
+        _json("mcpServers"),
+        _cursor_link,
     ),
     "vscode": Client(
-        "VS Code", ".vscode/mcp.json in the project's folder", _json("servers", with_type=True), _vscode_link
+        "VS Code", "`.vscode/mcp.json` in the project's folder", _json("servers", with_type=True), _vscode_link
     ),
-    "windsurf": Client("Windsurf", "~/.codeium/windsurf/mcp_config.json", _json("mcpServers", url_key="serverUrl")),
-    "gemini": Client("Gemini CLI", "~/.gemini/settings.json", _json("mcpServers", url_key="httpUrl")),
-    "codex": Client("Codex", "~/.codex/config.toml", _toml),
-    "zed": Client("Zed", "settings.json, which the command `zed: open settings` opens", _json("context_servers")),
+    "windsurf": Client("Windsurf", "`~/.codeium/windsurf/mcp_config.json`", _json("mcpServers", url_key="serverUrl")),
+    "gemini": Client("Gemini CLI", "`~/.gemini/settings.json`", _json("mcpServers", url_key="httpUrl")),
+    "codex": Client("Codex", "`~/.codex/config.toml`", _toml),
+    "zed": Client("Zed", "`settings.json`, which the command `zed: open settings` opens", _json("context_servers")),
     "agent-sdk": Client(
         "Claude Agent SDK",
-        "ClaudeAgentOptions(mcp_servers=...) in your program",
+        "`ClaudeAgentOptions(mcp_servers=...)` in your program",
         _json("mcp_servers", with_type=True),
     ),
 }

@@ -212,6 +212,16 @@ def _lookups_of(list_filter: Any) -> set[str]:
     return {f"{field}__{kind}" for kind in ("exact", "isnull", "gte", "lt", "id__exact")}
 
 
+def titled(title: str, filter_class: type[admin.FieldListFilter]) -> type[admin.FieldListFilter]:
+    """The filter with a title for people. Django's title is the name of the column, as in "By created at"."""
+
+    def with_title(self: Any, *args: Any, **kwargs: Any) -> None:
+        filter_class.__init__(self, *args, **kwargs)
+        self.title = title
+
+    return type(filter_class.__name__, (filter_class,), {"__init__": with_title})
+
+
 class RuntimeRowList(TitledChangeList):
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)

@@ -96,6 +96,10 @@ class EntryForm(forms.ModelForm):  # type: ignore[type-arg]  # as for ModelAdmin
             self.fields["content"].initial = str(self.instance)
         for field in self.fields.values():  # the labels are in the head of the table, where they belong to no field
             field.widget.attrs["aria-label"] = str(field.label)
+        # The help is in a tooltip of the head, which a phone does not show.
+        self.fields["content"].widget.attrs["placeholder"] = "member or member/tool"
+        for name in ("new_name", "new_description"):
+            self.fields[name].widget.attrs["placeholder"] = "unchanged"
 
     def entry(self) -> Entry:
         member, _, tool = self.cleaned_data["content"].partition("/")

@@ -124,7 +124,7 @@ class AgentConfigView(HallView):
         else:
             costs = agent_config.costs(principal, members, direct=direct)
         return {
-            "place": client.place,
+            "place": client.plain_place,
             "config": client.write(entries),
             "token": TokenSerializer(row).data if row else None,
             "cost": CostSerializer(sum(costs.values(), agent_config.Cost())).data,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from datetime import datetime
 
 from django import template
@@ -37,18 +39,18 @@ def runtime_etag(context: Context) -> str:
 @register.simple_tag
 def ago(moment: datetime) -> SafeString:
     """How long ago that was. static/roster/times.js updates it."""
-    return _length(moment, (timezone.now() - moment).total_seconds(), "data-ago")
+    return _length(moment, math.floor((timezone.now() - moment).total_seconds()), "data-ago", math.floor)
 
 
 @register.simple_tag
 def until(moment: datetime) -> SafeString:
-    """How long it is until then. static/roster/times.js updates it."""
-    return _length(moment, (moment - timezone.now()).total_seconds(), "data-until")
+    """How long it is until then, rounded up, so that 72 hours are 3 days. static/roster/times.js updates it."""
+    return _length(moment, math.ceil((moment - timezone.now()).total_seconds()), "data-until", math.ceil)
 
 
-def _length(moment: datetime, seconds: float, attribute: str) -> SafeString:
+def _length(moment: datetime, seconds: int, attribute: str, rounded: Callable[[float], int]) -> SafeString:
     _, unit, word = next(step for step in _STEPS if seconds < step[0])
-    return present.time_element(moment, f"{max(0, seconds) // unit:.0f} {word}", attribute)
+    return present.time_element(moment, f"{rounded(max(0, seconds) / unit)} {word}", attribute)
 
 
 register.filter("when", present.when)

@@ -14,25 +14,21 @@ from tests.browser.screens import OVERFLOW
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
 
+# Each test has a tool set of its own, so that they pass alone and in any order.
 ROWS = """
-from roster.models import GuildMember, Tool
+from mcp_runtime.control.tool_sets import Entry, Values, create_tool_set
+from mcp_runtime.security.access import OPERATOR
+from roster.models import Call, GuildMember, Tool
 for name in ("notes", "files"):
     member = GuildMember.objects.create(name=name, directory=name)
     for position, tool in enumerate(("add", "find")):
         Tool.objects.create(member=member, name=tool, position=position,
                             definition={"name": tool, "description": f"The tool {tool} as the member describes it."})
-"""
-
-
-SET_AND_CALL = """
-from mcp_runtime.control.tool_sets import Entry, Values, create_tool_set
-from mcp_runtime.security.access import OPERATOR
-from roster.models import Call, GuildMember
-create_tool_set(Values("numbers", entries=[Entry("notes")]), OPERATOR, None)
-member = GuildMember.objects.get(name="notes")
-for tool_set in ("numbers", None):
-    Call.objects.create(member=member, tool_name="add", timeout=5, source="gateway", status="succeeded",
-                        requester="anna", tool_set=tool_set)
+for name in ("for-a-token", "busy", "trimmed"):
+    create_tool_set(Values(name, entries=[Entry("notes")]), OPERATOR, None)
+for tool_set in ("busy", "trimmed", None):
+    Call.objects.create(member=GuildMember.objects.get(name="notes"), tool_name="add", timeout=5, source="gateway",
+                        status="succeeded", requester="anna", tool_set=tool_set)
 """
 
 
@@ -77,12 +73,9 @@ def test_a_tool_set_is_made_and_previewed_on_every_screen(page: Page, visitor: V
             assert box["width"] > 150
 
 
-def test_a_token_for_a_tool_set_is_made_from_its_page_and_shows_its_address(
-    page: Page, hall: BrowserHall, visitor: Visitor
-) -> None:
-    hall.run(SET_AND_CALL)
+def test_a_token_for_a_tool_set_is_made_from_its_page_and_shows_its_address(page: Page, visitor: Visitor) -> None:
     page.goto("/admin/roster/toolset/")
-    page.get_by_role("link", name="numbers").click()
+    page.get_by_role("link", name="for-a-token").click()
     page.get_by_role("link", name="Create a token for this tool set").click()
     expect(page.get_by_label("Scope:")).to_have_value("tool_set")
     expect(page.locator(".field-tool_set select")).to_be_visible()
@@ -93,46 +86,46 @@ def test_a_token_for_a_tool_set_is_made_from_its_page_and_shows_its_address(
     page.get_by_label("Scope:").select_option("tool_set")
     page.get_by_label("Name:").fill("ci")
     page.get_by_role("button", name="Save", exact=True).click()
-    expect(page.locator("#config-agent-sdk")).to_contain_text("/sets/numbers/mcp")
-    expect(page.get_by_text("This token is for the tool set numbers")).to_be_visible()
+    expect(page.locator("#config-agent-sdk")).to_contain_text("/sets/for-a-token/mcp")
+    expect(page.get_by_text("This token is for the tool set for-a-token")).to_be_visible()
     address = page.url
 
     page.goto("/admin/roster/token/add/")
     expect(page.locator(".field-tool_set")).to_be_hidden()
     page.get_by_role("button", name="Save", exact=True).click()
-    page.get_by_label("Tool set").select_option("numbers")
-    expect(page.locator("#config-agent-sdk")).to_contain_text("/sets/numbers/mcp")
+    page.get_by_label("Tool set").select_option("for-a-token")
+    expect(page.locator("#config-agent-sdk")).to_contain_text("/sets/for-a-token/mcp")
     expect(page.locator("#config-agent-sdk")).not_to_contain_text("gh_PUT_A_TOKEN_HERE")
     for path in (address, page.url, "/admin/roster/token/add/?scope=tool_set"):
         for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
             window = visitor.window(scheme=scheme, width=width)
             window.goto(path)
-            expect(window.get_by_text("numbers").first).to_be_attached()
+            expect(window.get_by_text("for-a-token").first).to_be_attached()
             assert window.evaluate(OVERFLOW) <= 0, path
 
 
-def test_the_calls_of_a_tool_set_are_found_from_its_page(page: Page, hall: BrowserHall, visitor: Visitor) -> None:
+def test_the_calls_of_a_tool_set_are_found_from_its_page(page: Page, visitor: Visitor) -> None:
     page.goto("/admin/roster/toolset/")
-    page.get_by_role("link", name="numbers").click()
+    page.get_by_role("link", name="busy").click()
     page.get_by_role("link", name="All calls at this address").click()
-    expect(page.get_by_label("Tool set")).to_have_value("numbers")
+    expect(page.get_by_label("Tool set")).to_have_value("busy")
     rows = page.get_by_role("region", name="Calls, newest first").get_by_role("row")
     expect(rows).to_have_count(2)
-    expect(rows.nth(1)).to_contain_text("Gateway, numbers")
+    expect(rows.nth(1)).to_contain_text("Gateway, busy")
     list_page = page.url
     rows.nth(1).get_by_role("link").first.click()
-    expect(page.get_by_role("link", name="numbers", exact=True)).to_be_visible()
+    expect(page.get_by_role("link", name="busy", exact=True)).to_be_visible()
     for path in (list_page, page.url):
         for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
             window = visitor.window(scheme=scheme, width=width)
             window.goto(path)
-            expect(window.get_by_text("numbers").first).to_be_attached()
+            expect(window.get_by_text("busy").first).to_be_attached()
             assert window.evaluate(OVERFLOW) <= 0, path
 
 
 def test_one_click_leaves_the_tools_in_a_set_that_were_called(page: Page, visitor: Visitor) -> None:
     page.goto("/admin/roster/toolset/")
-    page.get_by_role("link", name="numbers").click()
+    page.get_by_role("link", name="trimmed").click()
     page.get_by_role("link", name="The cost of these tools").click()
     expect(page.get_by_role("row")).to_have_count(3)
     for scheme, width in (("light", 1280), ("dark", 1280), ("light", 390)):
@@ -141,7 +134,7 @@ def test_one_click_leaves_the_tools_in_a_set_that_were_called(page: Page, visito
         expect(window.get_by_text("was not called in the last 30 days")).to_be_visible()
         assert window.evaluate(OVERFLOW) <= 0
     page.get_by_role("button", name="Keep only the 1 tool that was called").click()
-    expect(page.get_by_text("numbers now has the 1 tool that was called.")).to_be_visible()
+    expect(page.get_by_text("trimmed now has the 1 tool that was called.")).to_be_visible()
     expect(page.get_by_role("row")).to_have_count(2)
 
 

@@ -26,7 +26,7 @@ from roster.admin import choosing, live, present
 from roster.admin.agents import transcripts
 from roster.admin.choosing import SearchedField
 from roster.admin.downloads import attachment
-from roster.admin.rows import RuntimeRowAdmin, principal_of
+from roster.admin.rows import RuntimeRowAdmin, principal_of, titled
 from roster.models import Agent, Call, GuildMember
 
 
@@ -92,7 +92,7 @@ class AgentForm(forms.Form):
 class AgentAdmin(RuntimeRowAdmin):
     nothing_yet = "There are no agents yet. An agent answers messages with the tools of the members that you choose."
     list_display = ["name", "status_word", "of_members", "message_count", "creator", "created"]
-    list_filter = ["created_at"]
+    list_filter = [("created_at", titled("creation", admin.DateFieldListFilter))]
     search_fields = ["name", "creator"]
     fields = ["name"]  # its page has its own template for the rest
     change_form_template = "admin/roster/agent/change_form.html"

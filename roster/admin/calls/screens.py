@@ -130,6 +130,7 @@ class CallAdmin(CallListScreen):
             "may_invoke": may_invoke,
             "may_cancel": self._may_cancel(request, call),
             "tool": tool if is_callable else None,
+            "tool_page": tool.pk if tool and request.user.has_perm("roster.view_tool") else None,
             "fault": why_not_again(call),
             "call_key": uuid.uuid4(),
             "progress": runner.progress_of(call),

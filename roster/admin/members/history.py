@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.template.defaultfilters import pluralize
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from mcp_runtime.protocol.errors import describe_exit
 from roster.admin import present
-from roster.admin.rows import ReachableMembersFilter, RuntimeRowAdmin
+from roster.admin.rows import ReachableMembersFilter, RuntimeRowAdmin, titled
 from roster.models import PortAllocation, StatusChange
 
 
@@ -26,7 +27,11 @@ class StatusChangeAdmin(MemberRowAdmin):
     nothing_yet = "The status of no member has changed yet."
     list_display = ["happened", "of_member", "change", "cause", "exit", "short_message"]
     list_select_related = ["member"]
-    list_filter = ["new", "created_at", ("member", ReachableMembersFilter)]
+    list_filter = [
+        ("new", titled("new status", admin.ChoicesFieldListFilter)),
+        ("created_at", titled("time", admin.DateFieldListFilter)),
+        ("member", ReachableMembersFilter),
+    ]
     search_fields = ["member__name", "cause", "message"]
     fields = ["happened", "of_member", "change", "cause", "exit", "full_message", "repeated", "log"]
 
@@ -46,7 +51,7 @@ class StatusChangeAdmin(MemberRowAdmin):
 
     @admin.display(description="message")
     def short_message(self, change: StatusChange) -> str:
-        times = f" ({change.repeats} more times)" if change.repeats else ""
+        times = f" ({change.repeats} more time{pluralize(change.repeats)})" if change.repeats else ""
         return present.with_times((present.one_line(change.message) or present.NOTHING) + times)
 
     @admin.display(description="message")

@@ -169,6 +169,7 @@ def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
             )
             for call in rows[:SHOWN_CALLS]
         ],
+        "may_choose": _has_a_tool_to_call(request, member),
         "may_list_calls": views_calls or principal_of(request).invokes,
         "views_all_calls": views_calls,
         "changes": [
@@ -177,6 +178,11 @@ def activity(request: HttpRequest, member: Any) -> dict[str, Any]:
         ],
         "may_list_changes": request.user.has_perm("roster.view_statuschange"),
     }
+
+
+def _has_a_tool_to_call(request: HttpRequest, member: Any) -> bool:
+    may_call = principal_of(request).invokes and member.enabled and member.removed_at is None
+    return may_call and tools_of(request, member).filter(listed=True, enabled=True, is_held=False).exists()
 
 
 def _with(row: Any, **words: Any) -> Any:

@@ -14,8 +14,9 @@ from django.db.models import Model, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, reverse
 from django.utils.decorators import method_decorator
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.views.decorators.http import require_POST
 
@@ -114,6 +115,7 @@ class MemberAdmin(
     RosterScreen,
 ):
     has_history = True
+    nothing_yet = "There are no members yet."
     member_name = "name"
     list_per_page = 25
     list_display = ["name", "title", "status_word", "endpoint", "tool_count", "enabled", "desired_state", "short_error"]
@@ -123,6 +125,11 @@ class MemberAdmin(
     change_list_template = "admin/roster/guildmember/change_list.html"
     change_form_template = "admin/roster/guildmember/change_form.html"
     fields = ["name"]  # its page has its own template for the rest
+
+    def next_step(self, request: HttpRequest) -> SafeString | str:
+        if not request.user.has_perm("roster.approve_member"):
+            return ""
+        return format_html('<a href="{}">Add a member</a>', reverse("admin:roster_guildmember_proposals"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         members: QuerySet[Any] = super().get_queryset(request).select_related("port_allocation", "node")

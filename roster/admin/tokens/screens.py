@@ -29,7 +29,7 @@ from roster.addresses import gateway_address
 from roster.admin import agent_view as agent_view_page
 from roster.admin import choosing, live, present
 from roster.admin.choosing import SearchedField, label_of_tool
-from roster.admin.rows import SafeFilterAdmin, principal_of
+from roster.admin.rows import SafeFilterAdmin, principal_of, titled
 from roster.admin.tokens import page
 from roster.models import GuildMember, Token, TokenClient, Tool
 from roster.sign_in import redirects
@@ -167,7 +167,12 @@ class TokenAdmin(SafeFilterAdmin):
         "last_client",
     ]
     list_select_related = ["user__identity"]
-    list_filter = [KindFilter, "scope", "created_at", "expires_at"]
+    list_filter = [
+        KindFilter,
+        "scope",
+        ("created_at", titled("creation", admin.DateFieldListFilter)),
+        ("expires_at", titled("expiry", admin.DateFieldListFilter)),
+    ]
     search_fields = ["name", "hint", "user__username"]
     formfield_overrides = {DateTimeField: {"widget": NamedDateTime}}
     actions = ["revoke"]

@@ -22,10 +22,10 @@ _RULES = {
     "maximum": "at most {}",
     "exclusiveMinimum": "more than {}",
     "exclusiveMaximum": "less than {}",
-    "minLength": "at least {} characters",
-    "maxLength": "at most {} characters",
-    "minItems": "at least {} items",
-    "maxItems": "at most {} items",
+    "minLength": "at least {} character{s}",
+    "maxLength": "at most {} character{s}",
+    "minItems": "at least {} item{s}",
+    "maxItems": "at most {} item{s}",
     "pattern": "matches {}",
     "default": "default {}",
 }
@@ -108,7 +108,7 @@ class _Reader:
 def _rules(schema: dict[str, Any]) -> Iterator[str]:
     for keyword, words in _RULES.items():
         if keyword in schema and schema[keyword] is not None:
-            yield words.format(_value(schema[keyword]))
+            yield words.format(_value(schema[keyword]), s="" if schema[keyword] == 1 else "s")
     if isinstance(schema.get("examples"), list) and schema["examples"]:
         yield f"for example {_value(schema['examples'][0])}"
 

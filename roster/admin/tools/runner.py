@@ -218,8 +218,8 @@ class ToolRunner(RuntimeRowAdmin):
         context = {
             "tool": tool,
             "call": call,
-            "elapsed_ms": _elapsed_ms(call),
-            "elapsed": present.seconds(timedelta(milliseconds=_elapsed_ms(call))),
+            "elapsed_ms": int(_elapsed(call).total_seconds() * 1000),
+            "elapsed": present.seconds(_elapsed(call)),
             "progress": progress_of(call),
         }
         principal = principal_of(request)
@@ -304,11 +304,11 @@ def progress_of(call: Call) -> Progress | None:
     return Progress(None if share is None else max(0.0, min(100.0, share)), calls.progress_text(progress)[:500])
 
 
-def _elapsed_ms(call: Call) -> int:
-    """The time since it was accepted. For a finished call, the time in the tool."""
+def _elapsed(call: Call) -> timedelta:
+    """The time since it was accepted. For a finished call, the time in the tool, as on the call's own page."""
     if call.is_finished:
-        return int(call.duration.total_seconds() * 1000) if call.duration else 0
-    return int((timezone.now() - call.queued_at).total_seconds() * 1000)
+        return call.duration or timedelta()
+    return timezone.now() - call.queued_at
 
 
 def _as_text(arguments: dict[str, Any]) -> str:

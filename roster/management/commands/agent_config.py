@@ -65,7 +65,7 @@ class Command(HallCommand):
                 costs = agent_config.costs(principal, members, direct=options["direct"])
         except (AccessError, RequestRefusedError) as refusal:
             raise CommandError(str(refusal)) from refusal
-        self.stderr.write(f"{CLIENTS[options['client']].verb} {CLIENTS[options['client']].place}:")
+        self.stderr.write(f"{CLIENTS[options['client']].verb} {CLIENTS[options['client']].plain_place}:")
         self.stderr.write(_costs(costs))
         self.stdout.write(CLIENTS[options["client"]].write(entries))
 

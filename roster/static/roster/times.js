@@ -10,16 +10,18 @@
     [Infinity, 86400, "days"],
   ];
 
-  function durationText(seconds) {
-    const [, unit, word] = STEPS.find(([limit]) => seconds < limit);
-    return `${Math.floor(seconds / unit)} ${word}`;
+  /* What is past is rounded down, and what is to come is rounded up, as the tags do. */
+  function durationText(seconds, rounded) {
+    const whole = Math.max(0, rounded(seconds));
+    const [, unit, word] = STEPS.find(([limit]) => whole < limit);
+    return `${rounded(whole / unit)} ${word}`;
   }
 
   function updateTimes() {
     if (document.hidden) return;
     for (const time of document.querySelectorAll("time[data-ago], time[data-until]")) {
       const age = (Date.now() - Date.parse(time.dateTime)) / 1000;
-      const text = durationText(Math.max(0, time.hasAttribute("data-until") ? -age : age));
+      const text = time.hasAttribute("data-until") ? durationText(-age, Math.ceil) : durationText(age, Math.floor);
       if (time.textContent !== text) time.textContent = text;
     }
   }

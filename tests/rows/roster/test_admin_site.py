@@ -55,6 +55,11 @@ def test_a_user_without_any_right_is_told_so_wherever_the_login_was_to_lead(clie
     assert "Ask an admin" in text
 
 
+def test_a_search_at_the_address_of_the_hall_is_a_search_of_the_roster(client: Client) -> None:
+    assert client.get("/?q=share+billing&status=error").url == "/admin/?q=share+billing&status=error"  # type: ignore[attr-defined]
+    assert client.get("/").url == "/admin/"  # type: ignore[attr-defined]
+
+
 def test_staff_status_gives_no_right(client: Client, bob: User) -> None:
     User.objects.filter(pk=bob.pk).update(is_staff=True)
     assert NO_ROLE in html(log_in(client))

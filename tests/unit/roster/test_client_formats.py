@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from mcp_runtime.sources.reader import read
-from roster.client_formats import CLIENTS, Entry
+from roster.client_formats import CLIENTS, Client, Entry
 
 GATEWAY = Entry("guild-hall", "https://hall.example/mcp?members=a,b", "gh_secret")
 DIRECT = Entry("a", "http://localhost:20000/mcp")
@@ -84,3 +84,10 @@ def test_the_link_of_vs_code_has_the_server() -> None:
         "url": GATEWAY.url,
         "headers": GATEWAY.headers,
     }
+
+
+@pytest.mark.parametrize("client", CLIENTS.values())
+def test_only_file_names_and_commands_of_a_place_are_code(client: Client) -> None:
+    sentence = "".join(client.place.split("`")[::2])
+    assert not set(sentence) & set("/~{}()_")
+    assert client.plain_place == client.place.replace("`", "")

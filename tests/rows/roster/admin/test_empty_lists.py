@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
         *(("secret", ">Add a secret</a>"), ("invitation", ">Invite a person</a>")),
         *(("statuschange", ">go to the roster</a>"), ("portallocation", ">go to the roster</a>")),
         *(("node", "<code>guildhall runtime</code>"), ("tool", ">Go to the roster</a>")),
-        ("call", ">Choose a tool to call</a>"),
+        *(("call", ">Choose a tool to call</a>"), ("guildmember", 'There are no members yet. <a href="')),
     ],
 )
 def test_an_empty_list_has_a_next_step(page: Client, model: str, step: str) -> None:
@@ -32,7 +32,7 @@ def test_an_empty_list_has_a_next_step(page: Client, model: str, step: str) -> N
 
 
 def test_each_link_of_an_empty_list_leads_somewhere(page: Client) -> None:
-    for model in ("token", "agent", "secret", "invitation"):
+    for model in ("token", "agent", "secret", "invitation", "guildmember"):
         text = re.search(r'class="no-matches">(.*?)</p>', html(page.get(list_of(model))), re.DOTALL)
         assert text is not None
         address = re.search(r'href="([^"]*)"', text[1])

@@ -78,6 +78,11 @@ def test_a_tab_is_live_and_says_when_nothing_has_changed(page: Client, listed: G
     assert "Enable trip" in html(response)
 
 
+def test_the_page_of_a_prompt_leads_to_its_member(page: Client, listed: GuildMember) -> None:
+    text = html(page.get(address(listed, "prompt", name="trip")))
+    assert f'<code>trip</code> of <a href="{page_of(listed)}">' in text
+
+
 def test_texts_of_a_member_are_escaped(page: Client, listed: GuildMember) -> None:
     entry = {"name": EVIL, "title": EVIL, "description": EVIL, "arguments": [{"name": EVIL, "description": EVIL}]}
     MemberExtras.objects.update(

@@ -152,6 +152,13 @@ def test_a_crash_is_shown_with_its_cause_its_last_output_and_a_hint(page: Client
     assert "Next restart at" in head
 
 
+def test_failures_in_a_row_are_told_apart_from_restarts(page: Client, anna: GuildMember) -> None:
+    GuildMember.objects.update(restarts=3, restarts_total=2)
+    assert "<dd>2, after 3 failures in a row</dd>" in text_of(page.get(part_url(anna, "head")))
+    GuildMember.objects.update(restarts=0)
+    assert "<dt>Restarts</dt><dd>2</dd>" in text_of(page.get(part_url(anna, "head")))
+
+
 def test_an_old_crash_is_not_a_reason_while_the_member_runs(page: Client, anna: GuildMember) -> None:
     crash(anna)
     GuildMember.objects.update(status="connected")
@@ -214,6 +221,17 @@ def test_a_tool_that_is_disabled_or_not_listed_has_no_link_to_call_it(page: Clie
     for tool in (disabled_tool, unlisted_tool):
         assert reverse("admin:roster_tool_change", args=[tool.pk]) in text
         assert reverse("admin:roster_tool_call", args=[tool.pk]) not in text
+
+
+def test_the_first_call_is_suggested_only_while_there_is_a_tool_to_call(page: Client, anna: GuildMember) -> None:
+    def is_suggested() -> bool:
+        return "Choose a tool to call" in text_of(page.get(part_url(anna, "activity")))
+
+    assert not is_suggested()
+    add_tool(anna, "echo")
+    assert is_suggested()
+    GuildMember.objects.update(enabled=False)
+    assert not is_suggested()
 
 
 def test_a_failed_call_has_the_words_of_its_tool(page: Client, anna: GuildMember) -> None:

@@ -77,6 +77,15 @@ def test_the_list_shows_status_endpoint_and_tools(page: Client, example: GuildMe
     assert "The Example connected http://localhost:20000/mcp 1" in row_text(page.get(list_of("guildmember")), "example")
 
 
+def test_the_list_leads_to_the_page_that_adds_a_member(page: Client, client: Client) -> None:
+    link = f'href="{reverse("admin:roster_guildmember_proposals")}"'
+    assert link in html(page.get(list_of("guildmember")))
+    viewer = User.objects.create_user("vera")
+    allow(viewer, "view_guildmember")
+    client.force_login(viewer)
+    assert link not in html(client.get(list_of("guildmember")))
+
+
 @pytest.mark.usefixtures("runtime")
 def test_the_list_shows_the_error_on_one_line(page: Client) -> None:
     make_member("bad", status="error", last_error="ended with exit code 1\nTraceback:\n  boom")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -90,6 +91,10 @@ def get_form(page: Client, tool: Tool, **query: Any) -> tuple[Any, str]:
     """The arguments at the beginning of the form, and the whole page."""
     response = page.get(address(tool), query)
     return json.loads(response.context["form"].initial["arguments"]), response.content.decode()
+
+
+def obstacle_in(text: str) -> str:
+    return text.partition('id="call-obstacle">')[2].partition("</p>")[0]
 
 
 def make_call(tool: Tool, **columns: Any) -> Call:
@@ -245,6 +250,7 @@ def test_what_is_in_the_way_of_a_call_is_said_before_it(
     assert ('id="call-obstacle"' in text) is bool(obstacle)
     assert obstacle in text
     assert ('id="call" disabled' in text) is bool(obstacle)
+    assert ("Open its page" in text) is ("on its page" in obstacle_in(text))
 
 
 def test_examples_are_no_arguments(page: Client) -> None:
@@ -331,6 +337,14 @@ def test_a_finished_call_is_shown_once_and_not_requested_again(page: Client, ech
     assert "done and dusted" in response.content.decode()
     second_response = page.get(address(echo, "outcome", row.pk), headers={"If-None-Match": response["ETag"]})
     assert (second_response.status_code, second_response["X-Live"]) == (304, "done")
+
+
+def test_the_duration_of_a_call_is_the_same_in_the_runner_and_on_the_page_of_the_call(page: Client, echo: Tool) -> None:
+    start = timezone.now()
+    end = start + timedelta(microseconds=2_520)
+    row = make_call(echo, status="succeeded", result={"content": []}, started_at=start, finished_at=end)
+    pages = [address(echo, "outcome", row.pk), reverse("admin:roster_call_change", args=[row.pk])]
+    assert ["2.5 ms" in page.get(each).content.decode() for each in pages] == [True, True]
 
 
 def test_before_the_first_call_the_outcome_is_empty(page: Client, echo: Tool) -> None:

@@ -33,6 +33,7 @@ from roster.models import (
     ToolSet,
     TrashedMember,
 )
+from roster.templatetags.hall import ago, until
 from tests.support.admin import html, make_call, make_member
 
 pytestmark = pytest.mark.django_db
@@ -171,6 +172,29 @@ def is_right(attributes: dict[str, str | None], shown: str) -> bool:
 
 
 # The functions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("after", "shown"),
+    [
+        (timedelta(hours=72) - timedelta(milliseconds=10), "3 days"),
+        (timedelta(hours=24), "24 h"),
+        (timedelta(seconds=61), "2 min"),
+        (timedelta(seconds=1.5), "2 s"),
+        (-timedelta(seconds=5), "0 s"),
+    ],
+)
+def test_a_time_to_come_is_rounded_up(monkeypatch: pytest.MonkeyPatch, after: timedelta, shown: str) -> None:
+    monkeypatch.setattr(django_timezone, "now", lambda: NOON)
+    assert f">{shown}</time>" in until(NOON + after)
+
+
+@pytest.mark.parametrize(
+    ("age", "shown"), [(timedelta(seconds=119.9), "1 min"), (timedelta(hours=71.9), "2 days"), (-timedelta(1), "0 s")]
+)
+def test_an_age_is_rounded_down(monkeypatch: pytest.MonkeyPatch, age: timedelta, shown: str) -> None:
+    monkeypatch.setattr(django_timezone, "now", lambda: NOON)
+    assert f">{shown}</time>" in ago(NOON - age)
 
 
 def test_a_time_of_another_zone_is_shown_in_utc() -> None:

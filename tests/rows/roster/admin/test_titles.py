@@ -53,6 +53,22 @@ def test_no_page_has_a_stock_title_and_all_titles_differ(page: Client, full_hall
 
 
 @pytest.mark.parametrize(
+    ("model", "titles", "query"),
+    [
+        ("statuschange", ["new status", "time", "member"], "new__exact=error"),
+        ("token", ["kind", "scope", "creation", "expiry"], "expires_at__isnull=True"),
+        ("agent", ["creation"], "created_at__gte=2026-01-01T00:00Z"),
+    ],
+)
+def test_filters_have_titles_for_people_and_still_work(
+    page: Client, full_hall: None, model: str, titles: list[str], query: str
+) -> None:
+    text = html(page.get(f"/admin/roster/{model}/?{query}"))
+    assert re.findall(r"<summary>\s*By (.*?)\s*</summary>", text) == titles
+    assert "Clear all filters" in text
+
+
+@pytest.mark.parametrize(
     ("name", "title"), [("change", "Node main"), ("history", "History of main"), ("delete", "Delete main")]
 )
 def test_the_pages_of_a_row_name_it(page: Client, name: str, title: str) -> None:

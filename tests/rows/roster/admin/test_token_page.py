@@ -24,6 +24,7 @@ from mcp_runtime.rows import lease
 from mcp_runtime.security.access import OPERATOR
 from roster.client_formats import CLIENTS, PLACEHOLDER
 from roster.models import Call, GuildMember, PortAllocation, Token, TokenClient, Tool, ToolSet
+from roster.templatetags.hall import code_spans
 from tests.support.leases import own_node
 
 pytestmark = pytest.mark.django_db
@@ -101,7 +102,7 @@ def test_a_new_token_leads_to_its_page_with_the_configuration_of_each_client(
     text = text_of(response)
     assert '<code class="token">gh_' in text
     for client, form in CLIENTS.items():
-        assert form.place in text
+        assert html.unescape(code_spans(form.place)) in text
         assert PLACEHOLDER in config_of(text, client)
     assert '<code class="token">' not in text_of(page.get(page_url(token)))
 

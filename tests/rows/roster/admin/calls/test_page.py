@@ -13,7 +13,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from roster.models import Call, GuildMember
-from tests.support.admin import act, html, list_of, make_call, messages_of, page_of
+from tests.support.admin import act, html, list_of, make_call, make_tool, messages_of, page_of
 
 pytestmark = pytest.mark.django_db
 
@@ -36,6 +36,13 @@ def test_secret_arguments_are_masked_even_while_the_call_runs(page: Client, exam
 
     assert "plain words" in text
     assert "hunter2" not in text
+
+
+def test_the_page_of_a_call_leads_to_its_tool(page: Client, example: GuildMember) -> None:
+    call = make_call(example, status="succeeded")
+    assert "<strong>echo</strong>" in html(page.get(page_of(call)))
+    tool = make_tool(example)
+    assert f'<strong><a href="{page_of(tool)}">echo</a></strong>' in html(page.get(page_of(call)))
 
 
 def test_the_result_is_shown_as_text_and_as_json(page: Client, example: GuildMember) -> None:

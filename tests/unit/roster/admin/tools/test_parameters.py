@@ -59,6 +59,12 @@ def test_rules_are_told_in_words() -> None:
     assert found.rules == "at least 1, at most 6, default 2, for example 3"
 
 
+def test_a_rule_about_one_thing_is_in_the_singular() -> None:
+    text, names = {"type": "string", "minLength": 1, "maxLength": 2}, {"type": "array", "minItems": 1}
+    found = parameters_of({"properties": {"text": text, "names": names}})
+    assert [each.rules for each in found] == ["at least 1 character, at most 2 characters", "at least 1 item"]
+
+
 def test_a_hostile_schema_gives_a_bounded_table_quickly() -> None:
     node: dict[str, Any] = {"properties": {f"p{n}": {"$ref": "#"} for n in range(300)}}
     alternatives = {"anyOf": [{"$ref": "#/properties/deep"}] * 100}
