@@ -98,7 +98,9 @@ def begin(
     guard = Guard.near(manifest.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
     server = discovery.discover(manifest.url, known.challenge, guard)
     if manifest.oauth.client_secret or manifest.oauth.issuer:
-        credentials.require_issuer(server, manifest.oauth.issuer, known.held_of_member)
+        credentials.require_issuer(
+            server, manifest.oauth.issuer, known.issuer_of_secret(member), is_by_user=not holder.is_shared
+        )
     redirect = f"{web}{CALLBACK}"
     scopes = grants.wanted_scopes(server, known.challenge, manifest.oauth.scopes, known.kept_scopes(server))
     try:
@@ -171,6 +173,14 @@ class _Known:
 
         asked = self.row if self.row and self.row.resource_metadata else self.row_of_member or self.row
         return Challenge(True, asked.resource_metadata, tuple(asked.challenge_scopes)) if asked else Challenge()
+
+    def issuer_of_secret(self, member: GuildMember) -> str:
+        """The authorization server that may have the secret of the manifest. Empty before the first sign-in."""
+        from mcp_runtime.members import credentials
+
+        if ways_in.is_by_user(member):
+            return credentials.issuer_of_users(member.pk, ways_in.url_of(member))
+        return credentials.issuer_of(self.held_of_member)
 
     def kept_scopes(self, server: AuthorizationServer) -> tuple[str, ...]:
         """The scopes that the hall has. They stay, so that a step up does not take others away."""
