@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from django.contrib.auth.models import User
 from django.db import connection, transaction
@@ -20,6 +21,9 @@ from mcp_runtime.control.tokens import MAX_TOKEN_NAME, NewToken, make_token, rev
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.security.access import Principal
 from roster.models import AccessToken, AuditEntry, ClientRegistration, Grant, Token
+
+if TYPE_CHECKING:
+    from mcp_runtime.client.outside import OutsideAnswer
 
 # A consent whose client never comes back for its access token ends so soon.
 REDEEM_WITHIN = timedelta(minutes=2)
@@ -62,6 +66,14 @@ def make_grant(user: User, new: NewGrant, *, maker: Principal) -> Grant:
         }
         AuditEntry.record(AuditEntry.Kind.CLIENT_ALLOWED, token.audit_name, after=details)
     return grant
+
+
+def description_at(address: str, *, seconds: float, max_bytes: int) -> OutsideAnswer:
+    """What a client publishes about itself at this address, which must be public. Raises ClientError."""
+    from mcp_runtime.client.outside import Guard, ask  # late, because the web loads it only when somebody signs in
+
+    accept = {"Accept": "application/json, application/*+json"}
+    return ask(address, Guard(), headers=accept, seconds=seconds, max_bytes=max_bytes)
 
 
 def find_by_code(code_digest: str) -> Grant | None:
