@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # A consent whose client never comes back for its access token ends so soon.
 REDEEM_WITHIN = timedelta(minutes=2)
-# Of each sign-in of a grant: the newest, and the one before it, for calls that began with it.
-MAX_ACCESS_TOKENS = 2
 MAX_SIGN_INS = 20  # of a grant, such as those of several devices. Only so many have their access tokens at once
 MAX_UNUSED_CLIENTS = 1000
 KEEP = timedelta(days=1)  # clients that nobody allowed, and what is left of grants that ended
@@ -140,12 +138,16 @@ def _rows_in_scope(token: Token) -> tuple[set[int], set[int]]:
     )
 
 
-def add_access_token(grant: Grant, text: str, expires_at: datetime, *, sign_ins: int = 1) -> None:
-    """Store a new access token. Only MAX_ACCESS_TOKENS for each of these sign-ins of the grant are valid."""
-    AccessToken.objects.create(digest=AccessToken.digest_of(text), grant=grant, expires_at=expires_at)
-    most = MAX_ACCESS_TOKENS * min(max(sign_ins, 1), MAX_SIGN_INS)
-    newest = list(grant.access_tokens.order_by("-expires_at").values_list("pk", flat=True)[:most])
-    grant.access_tokens.exclude(pk__in=newest).delete()
+def add_access_token(grant: Grant, text: str, expires_at: datetime, *, newest: Collection[str] = ()) -> None:
+    """Store a new access token. `newest` are the digests of the newest one of each sign-in of the grant.
+
+    They stay, and as many of those before them. So a sign-in that gets tokens often ends none of another.
+    """
+    digest = AccessToken.digest_of(text)
+    AccessToken.objects.create(digest=digest, grant=grant, expires_at=expires_at)
+    newest = {digest, *newest}
+    before = grant.access_tokens.exclude(pk__in=newest).order_by("-expires_at").values_list("pk", flat=True)
+    grant.access_tokens.exclude(pk__in=[*newest, *before[: len(newest)]]).delete()
 
 
 def end_sign_in(grant: Grant, others: Collection[str]) -> None:
