@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
+from mcp_runtime.client import outside
 from mcp_runtime.client.bearer import Bearer
 from mcp_runtime.client.outside import Guard
 from mcp_runtime.members import credentials, unattended
@@ -145,8 +146,11 @@ class AccessToken(Bearer):
         """Why a person must sign in, if the refusal of the member means that. Asks the member for its metadata."""
         challenge = challenges.read(error.challenge)
         is_refused = error.status == 401 or challenge.asks_for_more
-        if self.is_own or not is_refused or not discovery.is_protected(self._manifest.url, challenge, self._guard()):
+        if self.is_own or not is_refused:
             return None
+        with outside.in_total(credentials.ASK_SECONDS):
+            if not discovery.is_protected(self._manifest.url, challenge, self._guard()):
+                return None
         unit_of_work(lambda: self._note(challenge))
         return SignInNeededError(self._sentence(challenge.scopes), challenge.scopes)
 

@@ -220,6 +220,16 @@ def forget(member_id: int, holder: Holder = EVERYBODY) -> Held | None:
     return held
 
 
+def forget_client(member_id: int, client: OAuthClient) -> None:
+    """Do not use this client in the next sign-in, because the authorization server does not know it any more.
+
+    A client of the manifest stays. Tokens stay too, until the authorization server or their end says otherwise.
+    """
+    for model in (MemberSignIn, UserSignIn):
+        rows = model._default_manager.filter(member_id=member_id, client_id=client.id)
+        rows.filter(client_source__in=clients.REPLACEABLE).update(redirect="")  # it is of use for its redirect alone
+
+
 def prune() -> None:
     """Forget the tokens of users who are not active any more. Nothing uses or renews them since the user is not."""
     UserSignIn.objects.filter(Q(user__is_active=False) | Q(signed_in_by__is_active=False)).delete()
