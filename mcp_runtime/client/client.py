@@ -217,10 +217,11 @@ class JsonRpcClient:
         Closing the connection cancels a call at a modern server. Other servers get notifications/cancelled.
         """
         exchange.mark_aborted()
-        if exchange.request_id is not None and not self.is_modern:
+        if exchange.request_id is not None and not exchange.session.is_modern:
             with contextlib.suppress(ClientError):
                 params = {"requestId": exchange.request_id, "reason": reason}
-                self.notify("notifications/cancelled", params, CANCEL_TIMEOUT)
+                # In the session of the request. In a later one, another request may have its id.
+                self.notify("notifications/cancelled", params, CANCEL_TIMEOUT, exchange.session)
         exchange.abort()
 
     def call(

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from django.contrib.auth.models import User
 from django.db import connection, transaction
@@ -21,10 +22,11 @@ from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.security.access import Principal
 from roster.models import AccessToken, AuditEntry, ClientRegistration, Grant, Token
 
+if TYPE_CHECKING:
+    from mcp_runtime.client.outside import OutsideAnswer
+
 # A consent whose client never comes back for its access token ends so soon.
 REDEEM_WITHIN = timedelta(minutes=2)
-# Of each sign-in of a grant: the newest, and the one before it, for calls that began with it.
-MAX_ACCESS_TOKENS = 2
 MAX_SIGN_INS = 20  # of a grant, such as those of several devices. Only so many have their access tokens at once
 MAX_UNUSED_CLIENTS = 1000
 KEEP = timedelta(days=1)  # clients that nobody allowed, and what is left of grants that ended
@@ -62,6 +64,14 @@ def make_grant(user: User, new: NewGrant, *, maker: Principal) -> Grant:
         }
         AuditEntry.record(AuditEntry.Kind.CLIENT_ALLOWED, token.audit_name, after=details)
     return grant
+
+
+def description_at(address: str, *, seconds: float, max_bytes: int) -> OutsideAnswer:
+    """What a client publishes about itself at this address, which must be public. Raises ClientError."""
+    from mcp_runtime.client.outside import Guard, ask  # late, because the web loads it only when somebody signs in
+
+    accept = {"Accept": "application/json, application/*+json"}
+    return ask(address, Guard(), headers=accept, seconds=seconds, max_bytes=max_bytes)
 
 
 def find_by_code(code_digest: str) -> Grant | None:
@@ -128,12 +138,16 @@ def _rows_in_scope(token: Token) -> tuple[set[int], set[int]]:
     )
 
 
-def add_access_token(grant: Grant, text: str, expires_at: datetime, *, sign_ins: int = 1) -> None:
-    """Store a new access token. Only MAX_ACCESS_TOKENS for each of these sign-ins of the grant are valid."""
-    AccessToken.objects.create(digest=AccessToken.digest_of(text), grant=grant, expires_at=expires_at)
-    most = MAX_ACCESS_TOKENS * min(max(sign_ins, 1), MAX_SIGN_INS)
-    newest = list(grant.access_tokens.order_by("-expires_at").values_list("pk", flat=True)[:most])
-    grant.access_tokens.exclude(pk__in=newest).delete()
+def add_access_token(grant: Grant, text: str, expires_at: datetime, *, newest: Collection[str] = ()) -> None:
+    """Store a new access token. `newest` are the digests of the newest one of each sign-in of the grant.
+
+    They stay, and as many of those before them. So a sign-in that gets tokens often ends none of another.
+    """
+    digest = AccessToken.digest_of(text)
+    AccessToken.objects.create(digest=digest, grant=grant, expires_at=expires_at)
+    newest = {digest, *newest}
+    before = grant.access_tokens.exclude(pk__in=newest).order_by("-expires_at").values_list("pk", flat=True)
+    grant.access_tokens.exclude(pk__in=[*newest, *before[: len(newest)]]).delete()
 
 
 def end_sign_in(grant: Grant, others: Collection[str]) -> None:

@@ -53,7 +53,7 @@ def verify(token: Any, provider: Provider, *, nonce: str) -> dict[str, Any]:
 def keep_for_members(user_id: int, id_token: str, claims: Mapping[str, Any]) -> None:
     """Keep the checked ID token of a login, if there is a member that takes it. The login goes on in any case."""
     try:
-        kept_id_tokens.keep(user_id, id_token, datetime.fromtimestamp(claims["exp"], UTC))
+        kept_id_tokens.keep(user_id, id_token, datetime.fromtimestamp(int(claims["exp"]), UTC))
     except (SecretError, DatabaseError, ValueError, OverflowError) as error:
         logger.warning("single sign-on: the ID token of a login cannot be kept for members: %s", error)
 

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from mcp_runtime.control import ways_in
 from mcp_runtime.control.members import record_of_member, require_enabled, set_desired_state
-from mcp_runtime.protocol.errors import ClientIdNeededError, RequestRefusedError, SecretError
+from mcp_runtime.protocol.errors import ClientIdNeededError, ClientOverError, RequestRefusedError, SecretError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
 from mcp_runtime.security import resources
@@ -86,31 +86,30 @@ def begin(
     With `own`, the tokens will be for the calls of this user alone. Raises OAuthError, ClientIdNeededError and other
     RequestRefusedErrors.
     """
-    from mcp_runtime.client.outside import Guard
+    from mcp_runtime.client import outside
     from mcp_runtime.members import credentials
-    from mcp_runtime.oauth import discovery, grants
+    from mcp_runtime.oauth import grants
 
     manifest = _manifest_of_remote_server(member)
     holder = _holder(member, user if own else None)
     if refusal := ways_in.refusal(member, own=own):
         raise RequestRefusedError(refusal)
     known = _Known.of(member, manifest.url, holder)
-    guard = Guard.near(manifest.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
-    server = discovery.discover(manifest.url, known.challenge, guard)
-    if manifest.oauth.client_secret or manifest.oauth.issuer:
-        credentials.require_issuer(server, manifest.oauth.issuer, known.held_of_member)
+    guard = outside.Guard.near(manifest.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
     redirect = f"{web}{CALLBACK}"
-    scopes = grants.wanted_scopes(server, known.challenge, manifest.oauth.scopes, known.kept_scopes(server))
-    try:
-        entered = (client_id, client_secret)
-        client = _client(member, server, known.client(server, redirect), guard, web, entered, scopes)
-    except ClientIdNeededError as need:
-        if not own:
-            raise
-        raise RequestRefusedError(
-            f"the hall has no client id at {server.issuer!r}; somebody who may start and stop member {member.name!r} "
-            "must sign the member in first"
-        ) from need
+    with outside.in_total(credentials.ASK_SECONDS):
+        server = _server(member, manifest, known, guard)
+        scopes = grants.wanted_scopes(server, known.challenge, manifest.oauth.scopes, known.kept_scopes(server))
+        try:
+            entered = (client_id, client_secret)
+            client = _client(member, server, known.client(server, redirect), guard, web, entered, scopes)
+        except ClientIdNeededError as need:
+            if not own:
+                raise
+            raise RequestRefusedError(
+                f"the hall has no client id at {server.issuer!r}; somebody who may start and stop member "
+                f"{member.name!r} must sign the member in first"
+            ) from need
     attempt = grants.Attempt.at(server)
     secret = {
         "server": server.as_json(),
@@ -172,6 +171,14 @@ class _Known:
         asked = self.row if self.row and self.row.resource_metadata else self.row_of_member or self.row
         return Challenge(True, asked.resource_metadata, tuple(asked.challenge_scopes)) if asked else Challenge()
 
+    def issuer_of_secret(self, member: GuildMember) -> str:
+        """The authorization server that may have the secret of the manifest. Empty before the first sign-in."""
+        from mcp_runtime.members import credentials
+
+        if ways_in.is_by_user(member):
+            return credentials.issuer_of_users(member.pk, ways_in.url_of(member))
+        return credentials.issuer_of(self.held_of_member)
+
     def kept_scopes(self, server: AuthorizationServer) -> tuple[str, ...]:
         """The scopes that the hall has. They stay, so that a step up does not take others away."""
         if self.row is None or not self.row.wanted_scopes or self.row.issuer != server.issuer:
@@ -182,6 +189,18 @@ class _Known:
         """Who the hall was at this server at the last sign-in of the member, or else of the user."""
         of_member: OAuthClient | None = _client_there(self.held_of_member, self.row_of_member, server, redirect)
         return of_member or _client_there(self.held, self.row, server, redirect)
+
+
+def _server(member: GuildMember, manifest: Manifest, known: _Known, guard: Guard) -> AuthorizationServer:
+    """The authorization server that the member names, if the secret of the manifest may be sent there."""
+    from mcp_runtime.members import credentials
+    from mcp_runtime.oauth import discovery
+
+    server = discovery.discover(manifest.url, known.challenge, guard)
+    if manifest.oauth.client_secret or manifest.oauth.issuer:
+        before, is_by_user = known.issuer_of_secret(member), ways_in.is_by_user(member)
+        credentials.require_issuer(server, manifest.oauth.issuer, before, is_by_user=is_by_user)
+    return server
 
 
 def _holder(member: GuildMember, user: User | None) -> Holder:
@@ -303,7 +322,7 @@ def finish(
     Each attempt ends here, whatever comes of it. `may_finish` says whether the user still has the right, for a member
     or for an own sign-in. Returns the member, and whether the sign-in is the user's own. Raises RequestRefusedError.
     """
-    from mcp_runtime.client.outside import Guard
+    from mcp_runtime.client import outside
     from mcp_runtime.members import credentials
     from mcp_runtime.oauth import grants
     from mcp_runtime.oauth.clients import OAuthClient
@@ -319,10 +338,15 @@ def finish(
     if ways_in.issuer_of(member) not in ("", server.issuer):
         raise RequestRefusedError(OVER)
     client = OAuthClient(*secret["client"])
-    guard = Guard.near(row.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
+    guard = outside.Guard.near(row.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
     code = grants.code_of(answer, server, secret["state"])
     attempt = grants.Attempt(secret["state"], secret["verifier"], secret.get("key", ""))
-    tokens = grants.redeem(server, client, secret["redirect"], code, attempt, guard)
+    try:
+        with outside.in_total(credentials.ASK_SECONDS):
+            tokens = grants.redeem(server, client, secret["redirect"], code, attempt, guard)
+    except ClientOverError:
+        credentials.forget_client(member.pk, client)
+        raise
     with _refusals(), short_transaction():
         _require_same(member, row.url, user, server.issuer, own=own)
         holder = _holder(member, user if own else None)

@@ -6,7 +6,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
+from datetime import datetime
 
+from mcp_runtime.client import outside
 from mcp_runtime.client.bearer import Bearer
 from mcp_runtime.client.outside import Guard
 from mcp_runtime.members import credentials, unattended
@@ -38,6 +40,9 @@ logger = logging.getLogger("guildhall.runtime")
 
 # A server that refuses a token which is this new will refuse the next one too.
 NEW_SECONDS = 10.0
+# The row of a sign-in, and when a person signed in.
+SignInKey = tuple[int, datetime | None]
+NO_SIGN_IN: SignInKey = (0, None)
 HOW = "sign in on its page in the admin, or with guildhall sign_in {}"
 
 
@@ -72,7 +77,7 @@ class AccessToken(Bearer):
         self._holder = holder
         self._way = unattended.way_of(manifest.oauth, holder)
         self._own_page = own_page
-        self._row_id = 0
+        self._sign_in = NO_SIGN_IN  # which one the token is of, as `look` has seen it
         self._lock = threading.Lock()
         self._version = 0
         self._renew_at: float | None = None  # by the monotonic clock
@@ -93,6 +98,11 @@ class AccessToken(Bearer):
     def comes_from_login(self) -> bool:
         """Whether the login of one user at single sign-on gives the token, so that there is one when it is needed."""
         return self.is_own and self._holder.is_user
+
+    @property
+    def sign_in(self) -> SignInKey:
+        """After another one, the token may be of another account. The login of a user is always the same account."""
+        return NO_SIGN_IN if self.comes_from_login else self._sign_in
 
     @property
     def _own_sign_in(self) -> OwnSignIn | None:
@@ -131,8 +141,10 @@ class AccessToken(Bearer):
         if row is None or not row.has_tokens:
             self._drop()
             self._version = row.version if row else 0
-        elif row.pk != self._row_id or row.version > self._version or not self.token:
-            self._row_id = row.pk  # another row may have the same version, after a sign-out
+            return
+        sign_in = (row.pk, row.signed_in_at)  # another row may have the same version, after a sign-out
+        if sign_in != self._sign_in or row.version > self._version or not self.token:
+            self._sign_in = sign_in
             self._take(credentials.read(row))
 
     def need(self) -> SignInNeededError:
@@ -147,8 +159,11 @@ class AccessToken(Bearer):
         """Why a person must sign in, if the refusal of the member means that. Asks the member for its metadata."""
         challenge = challenges.read(error.challenge)
         is_refused = error.status == 401 or challenge.asks_for_more
-        if self.is_own or not is_refused or not discovery.is_protected(self._manifest.url, challenge, self._guard()):
+        if self.is_own or not is_refused:
             return None
+        with outside.in_total(credentials.ASK_SECONDS):
+            if not discovery.is_protected(self._manifest.url, challenge, self._guard()):
+                return None
         unit_of_work(lambda: self._note(challenge))
         return SignInNeededError(self._sentence(challenge.scopes) + self._why_ended, challenge.scopes)
 

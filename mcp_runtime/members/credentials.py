@@ -246,6 +246,16 @@ def issuer_now(member_id: int) -> str:
     return str((manifest.get("oauth") or {}).get("issuer") or "")
 
 
+def forget_client(member_id: int, client: OAuthClient) -> None:
+    """Do not use this client in the next sign-in, because the authorization server does not know it any more.
+
+    A client of the manifest stays. Tokens stay too, until the authorization server or their end says otherwise.
+    """
+    for model in (MemberSignIn, UserSignIn):
+        rows = model._default_manager.filter(member_id=member_id, client_id=client.id)
+        rows.filter(client_source__in=clients.REPLACEABLE).update(redirect="")  # it is of use for its redirect alone
+
+
 def prune() -> None:
     """Forget the tokens of users who are not active any more. Nothing uses or renews them since the user is not."""
     UserSignIn.objects.filter(Q(user__is_active=False) | Q(signed_in_by__is_active=False)).delete()
@@ -307,18 +317,34 @@ def refresh_of(guard: Guard, issuer: str = "") -> Ask:
     return ask
 
 
-def require_issuer(server: AuthorizationServer, issuer: str, held: Held | None) -> None:
-    """Raise OAuthError if the authorization server is another one than the manifest allows, or than the last one.
+def require_issuer(server: AuthorizationServer, issuer: str, known: str, *, is_by_user: bool = False) -> None:
+    """Raise OAuthError if the authorization server is another one than the manifest allows, or than the `known` one.
 
     Otherwise a member could let the hall send the secret of a client, which the manifest names, to any server.
     """
     if issuer and server.issuer != issuer:
         raise OAuthError(f"the member names the authorization server {server.issuer!r}, and its manifest {issuer!r}")
-    if not issuer and held is not None and held.server is not None and held.server.issuer != server.issuer:
+    if not issuer and known and known != server.issuer:
+        # Nobody can sign other users out.
+        remedy = "name the right one as oauth.issuer in the manifest" if is_by_user else "sign the member out"
         raise OAuthError(
-            f"the authorization server of the member was {held.server.issuer!r} and is {server.issuer!r} now; "
-            "sign the member out if that is right"
+            f"the authorization server of the member was {known!r} and is {server.issuer!r} now; "
+            f"{remedy} if that is right"
         )
+
+
+def issuer_of(held: Held | None) -> str:
+    """The authorization server of a sign-in. Empty if there is none."""
+    return held.server.issuer if held is not None and held.server is not None else ""
+
+
+def issuer_of_users(member_id: int, url: str) -> str:
+    """The authorization server that has the secret of the manifest since the first sign-in of a user, or for the lists.
+
+    All users have the same client there. Empty if nobody has signed in with it.
+    """
+    rows = UserSignIn.objects.filter(member_id=member_id, url=url, client_source="manifest").exclude(issuer="")
+    return rows.order_by("pk").values_list("issuer", flat=True).first() or ""
 
 
 def renew(member_id: int, url: str, version: int, ask: Ask, holder: Holder = EVERYBODY, way: str = PERSON) -> Held:

@@ -47,13 +47,15 @@ REMOTE_CHECK_SECONDS = 30.0
 
 # Members that move to another node at the same time.
 MAX_MOVES = 4
+# Questions about versions at the same time. Each may take minutes, and the threads are also those of starts and stops.
+MAX_LOOK_UPS = 4
 # With several nodes, the files of all members are compared this often, because a fingerprint is of manifests only.
 FOLDERS_SECONDS = 30.0
 
-TOKENS = 1 << 40  # verbs of tokens have ids of their own
+LOOK_UPS, TOKENS = 1 << 39, 1 << 40  # verbs of versions and of tokens have ids of their own
 # Renewals at the same time. An authorization server that is silent must not keep the threads of starts and stops.
 MAX_RENEWALS = 8
-RENEWAL = "renew token"
+LOOK_UP, RENEWAL = "look up", "renew token"
 
 SHOULD_RUN = Q(enabled=True, desired_state=GuildMember.DesiredState.RUNNING, removed_at=None)
 MAY_START = SHOULD_RUN & Q(manifest_error="")
@@ -274,9 +276,10 @@ class Supervisor:
 
     def _look_up_versions(self) -> None:
         for look_up in look_ups.due(self._lifecycle.lease_id):
-            # Beside the verbs of the member, because it may start and stop meanwhile.
-            work = partial(self._lifecycle.look_up_version, look_up)
-            self._verbs.run(-look_up.member_id, look_up.member.name, "look up", work)
+            if self._verbs.count(LOOK_UP) < MAX_LOOK_UPS:
+                # Beside the verbs of the member, because it may start and stop meanwhile.
+                work = partial(self._lifecycle.look_up_version, look_up)
+                self._verbs.run(-(LOOK_UPS + look_up.member_id), look_up.member.name, LOOK_UP, work)
 
     def _serve(self, member: GuildMember) -> None:
         should_run = (

@@ -97,7 +97,7 @@ class Unattended:
         oauth = self.oauth
         known = held.server if held.server and oauth.issuer in ("", held.server.issuer) else None
         server = known or discovery.discover(self.url, challenge, guard, needs_person=False)
-        require_issuer(server, oauth.issuer, held)
+        require_issuer(server, oauth.issuer, credentials.issuer_of(held))
         known_as = clients.with_key if oauth.private_key else clients.known
         secret = proofs.values.get("private_key") or proofs.values.get("client_secret", "")
         client = known_as(oauth.client_id, secret, server, "manifest")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mcp_runtime.client.client import INITIALIZE_TIMEOUT, JsonRpcClient
 from mcp_runtime.client.exchanges import Exchange
-from mcp_runtime.members.access_tokens import AccessToken
+from mcp_runtime.members.access_tokens import AccessToken, SignInKey
 from mcp_runtime.protocol.errors import (
     SIGN_IN_TEXTS,
     ClientError,
@@ -37,7 +37,7 @@ OTHER_ASKER = (
 class _Entry:
     token: AccessToken
     client: JsonRpcClient
-    is_connected: bool = False
+    connected_as: SignInKey | None = None  # the sign-in with which the client began its session
     lock: threading.Lock = field(default_factory=threading.Lock)  # of the handshake
 
 
@@ -73,6 +73,10 @@ class UserTokens:
             _require_own_message(user_id, token_id)
         return self._look(entry)
 
+    def sign_in_of(self, user_id: int | None) -> SignInKey:
+        """The sign-in of this user, as the last `look` has seen it."""
+        return self._entry(user_id).token.sign_in
+
     @staticmethod
     def renewed_early(token: AccessToken) -> AccessToken:
         """The token after an attempt to renew it. Raises SignInNeededError if it is over."""
@@ -97,16 +101,22 @@ class UserTokens:
         if not entry.lock.acquire(timeout=seconds):
             raise RequestTimeoutError(seconds)
         try:
-            if not entry.is_connected:
-                entry.client.connect(seconds, exchange, version=version)
-                entry.is_connected = True
+            sign_in = entry.token.sign_in
+            if entry.connected_as not in (None, sign_in):
+                # The session is of the account before, and so may be what the member keeps in it.
+                entry.client.close()
+                entry.client, entry.connected_as = self._new_client(entry.token), None
+            client = entry.client
+            if entry.connected_as is None:
+                client.connect(seconds, exchange, version=version)
+                entry.connected_as = sign_in
         except ClientError as error:
             error.was_sent = False  # of the call itself
             raise
         finally:
             entry.lock.release()
         exchange.is_sent = False
-        return entry.client
+        return client
 
     @staticmethod
     def _look(entry: _Entry) -> AccessToken:

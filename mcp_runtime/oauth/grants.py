@@ -132,7 +132,7 @@ def code_of(answer: Mapping[str, Sequence[str]], server: AuthorizationServer, st
 def redeem(
     server: AuthorizationServer, client: OAuthClient, redirect: str, code: str, attempt: Attempt, guard: Guard
 ) -> Tokens:
-    """The tokens for a code. Raises OAuthError, ServerAwayError."""
+    """The tokens for a code. Raises OAuthError, ServerAwayError, and ClientOverError if the client is not known."""
     verifier = attempt.verifier
     form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect, "code_verifier": verifier}
     return _tokens(server, client, form, guard, (code, verifier), attempt.key)
@@ -225,7 +225,8 @@ def answer_of(
         answer = _answer(server, client, form, guard, secret_values, proof_key, nonce)
         values = answer.json_object()
     if answer.status != 200:
-        raise _refusal(server, answer.status, values, is_refresh=form["grant_type"] == "refresh_token")
+        is_of_sign_in = form["grant_type"] in ("authorization_code", "refresh_token")
+        raise _refusal(server, answer.status, values, is_of_sign_in=is_of_sign_in)
     if values is None:
         raise OAuthError(f"the token endpoint of {server.issuer!r} did not answer with JSON")
     return values
@@ -251,13 +252,13 @@ def _answer(
 
 
 def _refusal(
-    server: AuthorizationServer, status: int, values: Mapping[str, Any] | None, *, is_refresh: bool
+    server: AuthorizationServer, status: int, values: Mapping[str, Any] | None, *, is_of_sign_in: bool
 ) -> OAuthError:
     error = (values or {}).get("error")
     text = f"the token endpoint of {server.issuer!r} answered with HTTP {status}{_code(error)}"
     if status >= 500 or status == 429 or error == "temporarily_unavailable":
         return ServerAwayError(text)
-    if is_refresh and error in ("invalid_client", "unauthorized_client"):
+    if is_of_sign_in and error in ("invalid_client", "unauthorized_client"):
         return ClientOverError(text)
     if error == "invalid_grant":
         return GrantOverError(text)

@@ -1,7 +1,8 @@
 """Clients that publish their description at an https address, which is their id (Client ID Metadata Documents).
 
-The library fetches it: https alone, from public addresses, without redirects, at most 16 kB. This module decides when,
-and ends what takes too long, also the look-up of the name.
+The hall fetches it through its guard: https alone, from public addresses, without redirects, and the whole request has
+one deadline and one limit of bytes. The fetcher of the library has a deadline for each read, so a slow server could
+hold it for hours. What the description must say is checked by the library, and here.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import threading
 from typing import Any
 
 from django.urls import reverse
-from oauth2_provider.cimd import CIMDError, SafeMetadataFetcher
+from oauth2_provider import cimd
+from oauth2_provider.cimd import CIMDError
 
+from mcp_runtime.control import grants
+from mcp_runtime.protocol.errors import ClientError
 from roster.models import ClientRegistration
 from roster.sign_in import redirects
 from roster.sign_in.registration import MAX_REDIRECTS, has_room
@@ -20,8 +24,9 @@ from roster.sign_in.registration import MAX_REDIRECTS, has_room
 logger = logging.getLogger(__name__)
 
 SECONDS = 8.0  # for the look-up and the request together
+MAX_BYTES = 16_384
 MAX_ID = 255
-FETCHES = threading.BoundedSemaphore(4)  # at the same time in this process, also those that nobody waits for any more
+FETCHES = threading.BoundedSemaphore(4)  # at the same time in this process
 
 
 class OnlyAtConsent:
@@ -33,8 +38,8 @@ class OnlyAtConsent:
         return not ClientRegistration.is_too_often(str(request.headers.get("REMOTE_ADDR", ""))) and has_room()
 
 
-class BoundedFetcher(SafeMetadataFetcher):  # type: ignore[misc]  # the library has no types
-    """The fetcher of the library, with one deadline for all it does."""
+class BoundedFetcher:
+    """Takes the place of the fetcher of the library."""
 
     def fetch(self, client_id: str) -> tuple[dict[str, Any], int]:
         """Return the description, and for how many seconds it is valid. Raises CIMDError, and logs why."""
@@ -49,26 +54,28 @@ class BoundedFetcher(SafeMetadataFetcher):  # type: ignore[misc]  # the library 
             raise CIMDError("its host is shown to people, and another one could look like it")
         if not FETCHES.acquire(blocking=False):
             raise CIMDError("too many descriptions are fetched now")
-        outcome: list[tuple[dict[str, Any], int] | Exception] = []
-        done = threading.Event()
+        try:
+            return _checked(read(client_id))
+        finally:
+            FETCHES.release()
 
-        def work() -> None:
-            try:
-                outcome.append(super(BoundedFetcher, self).fetch(client_id))
-            except Exception as error:  # noqa: BLE001 - told to the thread that waits
-                outcome.append(error)
-            finally:
-                FETCHES.release()
-                done.set()
 
-        threading.Thread(target=work, name="client description", daemon=True).start()
-        if not done.wait(SECONDS):
-            raise CIMDError(f"the description did not come within {SECONDS:g} s")
-        if isinstance(outcome[0], CIMDError):
-            raise outcome[0]
-        if isinstance(outcome[0], Exception):
-            raise CIMDError(f"the description cannot be fetched: {outcome[0]}") from outcome[0]
-        return _checked(outcome[0])
+def read(client_id: str) -> tuple[dict[str, Any], int]:
+    """Return the JSON object at the address, and for how many seconds it is valid. Raises CIMDError."""
+    cimd._validate_client_id_url(client_id)
+    try:
+        answer = grants.description_at(client_id, seconds=SECONDS, max_bytes=MAX_BYTES)
+    except ClientError as error:
+        raise CIMDError(f"it cannot be fetched: {error}") from error
+    if answer.status != 200:
+        raise CIMDError(f"its address answered with HTTP {answer.status}")
+    kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise CIMDError(f"it is not JSON, but {kind[:100]!r}")
+    metadata = answer.json_object()
+    if metadata is None:
+        raise CIMDError("it is not a JSON object")
+    return metadata, int(cimd._effective_max_age(answer.headers.get("Cache-Control")))
 
 
 def _checked(fetched: tuple[dict[str, Any], int]) -> tuple[dict[str, Any], int]:

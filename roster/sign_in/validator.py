@@ -54,8 +54,9 @@ class HallValidator(OAuth2Validator):  # type: ignore[misc]  # the library has n
                 raise errors.InvalidGrantError(request=request)
             # If it joined an older grant, one refresh token that is used twice ends all of them.
             RefreshToken.objects.filter(pk=stored.pk).update(token_family=grant.family)
-        live = RefreshToken.objects.filter(token_family=grant.family, revoked=None).count()
-        grants.add_access_token(grant, token["access_token"], stored.access_token.expires, sign_ins=live)
+        live = RefreshToken.objects.filter(token_family=grant.family, revoked=None).exclude(access_token=None)
+        newest = live.order_by("-pk").values_list("access_token__token_checksum", flat=True)[: grants.MAX_SIGN_INS]
+        grants.add_access_token(grant, token["access_token"], stored.access_token.expires, newest=list(newest))
 
     def _repeat(self, token: dict[str, Any], request: Any) -> None:
         """Let the client have the tokens of the request before, which are the same texts.

@@ -24,7 +24,7 @@ from mcp_runtime.members.start_options import StartOptions
 from mcp_runtime.rows import lease, ownership
 from mcp_runtime.system.loops import loop
 from mcp_runtime.system.runtime_id import RuntimeId
-from roster.models import GuildMember, PortAllocation, StatusChange
+from roster.models import GuildMember, PortAllocation, StatusChange, VersionLookUp
 from tests.conftest import eventually
 from tests.support.leases import give_lease_to_another_runtime
 from tests.support.ports import free_range
@@ -305,6 +305,9 @@ class RecordingLifecycle(Lifecycle):
 
     def handle_lost_process(self, member_id: int) -> None:
         self._do("handle_lost_process", member_id)
+
+    def look_up_version(self, look_up: VersionLookUp) -> None:
+        self._do("look up", look_up.member_id)
 
     def request_refreshes(self) -> None:
         pass

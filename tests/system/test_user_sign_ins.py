@@ -113,6 +113,20 @@ def test_every_way_to_a_member_has_the_token_of_the_user_who_asks_and_no_other(
     assert world.mixed_up() == []
 
 
+def test_another_account_of_a_user_does_not_go_on_in_the_session_of_the_one_before(
+    hall: Hall, world: OAuthWorld, users: dict[str, User]
+) -> None:
+    client = client_of(hall, users["anna"])
+    assert world.accounts[client.text(TOOL)] == "anna"
+    world.account = "annas-other"
+    begun = sign_ins.begin(member("vault"), users["anna"], web=hall.url, own=True)
+    sign_ins.finish(world.approve(begun.address), users["anna"], "")
+    assert world.accounts[client.text(TOOL)] == "annas-other"
+    world.expire()
+    assert world.accounts[client.text(TOOL)] == "annas-other"
+    assert world.mixed_up() == []
+
+
 def test_who_did_not_sign_in_is_told_where_and_the_member_gets_nothing(
     hall: Hall, world: OAuthWorld, users: dict[str, User]
 ) -> None:

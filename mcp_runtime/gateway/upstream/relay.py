@@ -19,7 +19,7 @@ from mcp_runtime.gateway.members import Members
 from mcp_runtime.gateway.messages import Answer, Reply, Request, Stream
 from mcp_runtime.gateway.upstream.answer_streams import AnswerStreams
 from mcp_runtime.gateway.upstream.modern import ModernMembers
-from mcp_runtime.gateway.upstream.routes import Route, Upstream
+from mcp_runtime.gateway.upstream.routes import OtherSignInError, Route, Upstream
 from mcp_runtime.gateway.upstream.sessions import UpstreamSession, UpstreamSessions
 from mcp_runtime.http1.client import Response
 from mcp_runtime.protocol import jsonrpc, mcp
@@ -141,8 +141,9 @@ class Relay:
             return Answer(jsonrpc.encode(jsonrpc.result_response(request.id, {})))
         try:
             return await self._ask_in_session(upstream_session, request)
-        except _SessionOverError:
-            # The member forgot the session, so it did not run the request. It restarted or cleaned up.
+        except (_SessionOverError, OtherSignInError):
+            # The member forgot the session, so it did not run the request. It restarted or cleaned up. Or the session
+            # is of another account of the user.
             self._upstream_sessions.forget(upstream_session, request.client)
             request.unsent_reason = "it forgot the session, and did not begin another one"
             return await self._ask_in_session(
@@ -159,7 +160,13 @@ class Relay:
         try:
             route, headers = upstream_session.route, upstream_session.headers
             response = await self._upstream.send(
-                route, "POST", headers, body, upstream_session.owner, request.begin_sending
+                route,
+                "POST",
+                headers,
+                body,
+                upstream_session.owner,
+                request.begin_sending,
+                sign_in=upstream_session.sign_in,
             )
             if response.status == 200 and response.content_type == mcp.EVENT_STREAM:
                 return self._streams.stream_of(response, upstream_session, sent_id, request)

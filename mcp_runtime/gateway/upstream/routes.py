@@ -34,7 +34,7 @@ from mcp_runtime.security import limits
 from mcp_runtime.security.limits import Account, BudgetError, Owner, Places
 
 if TYPE_CHECKING:  # a hall without members behind OAuth does not load them, so that it is smaller
-    from mcp_runtime.members.access_tokens import AccessToken
+    from mcp_runtime.members.access_tokens import AccessToken, SignInKey
 
 UNCOUNTED_BYTES = 16_384  # bytes of an unfinished event that are not counted for each stream. Most events are shorter
 EXIT_POLL_SECONDS = 0.005  # between two checks whether a member has exited
@@ -43,6 +43,13 @@ STREAM_ENDED = "the event stream ended without the answer"
 
 class StreamEndedError(ProtocolError):
     """The stream ended properly, but without the response."""
+
+
+class OtherSignInError(HttpStatusError):
+    """The session is of an account with which the user is not signed in any more. Nothing was sent in it."""
+
+    def __init__(self) -> None:
+        super().__init__(404, "the user has signed in again, perhaps with another account")
 
 
 Read = TypeVar("Read")
@@ -109,14 +116,24 @@ class Upstream:
         on_write: Callable[[], None] | None = None,
         *,
         is_first: bool = False,
+        sign_in: SignInKey | None = None,
     ) -> Response:
+        """`sign_in` is that of the session in which the request is sent. Raises OtherSignInError, ClientError."""
         token = await self._token_for(route.live_member, owner)
+        if token is not None and sign_in not in (None, token.sign_in):
+            raise OtherSignInError
         if token is not None and (token.token or token.is_own):  # without one, the refusal gets the next one
             return await self._send_with_token(route, token, verb, headers, body, owner, on_write, is_first=is_first)
         secrets = route.live_member.client.headers.secrets
         return await self._connections.request(
             route.address, verb, headers, body, secrets, owner, on_write, is_first=is_first
         )
+
+    @staticmethod
+    def sign_in_of(route: Route, owner: Owner) -> SignInKey | None:
+        """The sign-in that a session which begins now is of. None if it is not that of one user."""
+        users = route.live_member.users
+        return None if users is None or owner == HALL_OWNER else users.sign_in_of(owner[0])
 
     async def _token_for(self, live_member: LiveMember, owner: Owner) -> AccessToken | None:
         """The token for a request of this owner.

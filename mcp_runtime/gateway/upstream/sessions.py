@@ -16,7 +16,7 @@ import math
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from mcp_runtime.client.client import CLIENT_NAME, CLIENT_VERSION, INITIALIZE_TIMEOUT, REQUEST_TIMEOUT
@@ -28,6 +28,9 @@ from mcp_runtime.http1.client import HALL_OWNER, Response
 from mcp_runtime.protocol import jsonrpc, mcp
 from mcp_runtime.protocol.errors import ClientError, HttpStatusError, ProtocolError, RequestTimeoutError
 from mcp_runtime.security.limits import Owner
+
+if TYPE_CHECKING:  # a hall without members behind OAuth does not load it
+    from mcp_runtime.members.access_tokens import SignInKey
 
 MAX_SHARED_SESSIONS = 1_000  # sessions of modern clients with one member
 MAX_SHARED_SESSIONS_OF_CLIENT = 10
@@ -48,6 +51,7 @@ class UpstreamSession:
     owner: Owner
     used_at: float = 0.0
     has_listener: bool = False  # its stream of notifications and questions is open, or the member has none
+    sign_in: SignInKey | None = None  # with which it began, where each user has an own one
     headers: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -264,15 +268,15 @@ class UpstreamSessions:
         if version not in mcp.HANDSHAKE_VERSIONS:
             raise ProtocolError(f"answered initialize with protocol version {version[:40]!r}")
         session_id = response.header(mcp.SESSION_HEADER)
-        upstream_session = UpstreamSession(draft.route, version, session_id, draft.owner)
+        sign_in = self._upstream.sign_in_of(draft.route, draft.owner) if session_id else None
+        upstream_session = UpstreamSession(draft.route, version, session_id, draft.owner, sign_in=sign_in)
         await self.send(upstream_session, jsonrpc.notification("notifications/initialized"))
         return upstream_session
 
     async def _post(self, upstream_session: UpstreamSession, message: dict[str, Any]) -> Response:
         body = envelope.encode(message)
-        return await self._upstream.send(
-            upstream_session.route, "POST", upstream_session.headers, body, upstream_session.owner
-        )
+        route, headers, owner = upstream_session.route, upstream_session.headers, upstream_session.owner
+        return await self._upstream.send(route, "POST", headers, body, owner, sign_in=upstream_session.sign_in)
 
     async def _first_answer(self, response: Response, sent_id: Any) -> Message:
         """Return the response from a complete body, or from a stream. Read the stream no further."""
@@ -315,9 +319,8 @@ class UpstreamSessions:
         opening.add_done_callback(end)
 
     async def _end(self, upstream_session: UpstreamSession) -> None:
-        response = await self._upstream.send(
-            upstream_session.route, "DELETE", upstream_session.headers, None, upstream_session.owner
-        )
+        route, owner, sign_in = upstream_session.route, upstream_session.owner, upstream_session.sign_in
+        response = await self._upstream.send(route, "DELETE", upstream_session.headers, None, owner, sign_in=sign_in)
         response.release()
 
     # Other messages -----------------------------------------------------------------------------------------------
@@ -330,7 +333,8 @@ class UpstreamSessions:
         headers = {**upstream_session.headers, "Accept": mcp.EVENT_STREAM}
         if last_event_id:
             headers[mcp.LAST_EVENT_HEADER] = last_event_id
-        response = await self._upstream.send(upstream_session.route, "GET", headers, None, upstream_session.owner)
+        route, owner, sign_in = upstream_session.route, upstream_session.owner, upstream_session.sign_in
+        response = await self._upstream.send(route, "GET", headers, None, owner, sign_in=sign_in)
         if response.status != 200 or response.content_type != mcp.EVENT_STREAM:
             response.close()
             raise HttpStatusError(response.status)
@@ -364,8 +368,9 @@ class UpstreamSessions:
         try:
             async with asyncio.timeout(BACKGROUND_SECONDS):
                 route, headers = upstream_session.route, upstream_session.headers
+                owner, sign_in = upstream_session.owner, upstream_session.sign_in
                 response = await self._upstream.send(
-                    route, "POST", headers, body, upstream_session.owner, is_first=True
+                    route, "POST", headers, body, owner, is_first=True, sign_in=sign_in
                 )
         except (ClientError, TimeoutError):
             return False

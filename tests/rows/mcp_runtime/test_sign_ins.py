@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -36,12 +37,13 @@ from mcp_runtime.rows.database import unit_of_work
 from roster.models import AuditEntry, GuildMember, MemberSignIn, MemberSignInAttempt, StatusChange
 from tests.conftest import eventually
 from tests.support.lifecycle_stage import RemoteStage, history, row
-from tests.support.oauth_server import OAuthWorld, oauth_world
+from tests.support.oauth_server import Answer, OAuthWorld, Seen, oauth_world
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Status = GuildMember.Status
 WEB = "http://localhost:8000"
+SERVER, OPENID = "/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"
 
 
 @pytest.fixture
@@ -201,6 +203,33 @@ def test_the_same_client_is_used_again_and_another_issuer_gets_a_new_one(
         world.resource["authorization_servers"] = [other.base]
         begun = begin(member, olga)
         assert (begun.issuer, begun.client_id in other.clients) == (other.base, True)
+
+
+def test_a_client_that_the_server_does_not_know_any_more_is_another_one_in_the_next_try(
+    stage: RemoteStage, world: OAuthWorld, olga: User
+) -> None:
+    world.auth_methods = ("client_secret_post",)
+    member, _ = connected(stage, world, olga)
+    world.clients = dict.fromkeys(world.clients, "another secret")
+    with pytest.raises(OAuthError, match="invalid_client"):
+        sign_in(world, member, olga)
+    sign_in(world, member, olga)
+    assert world.paths().count("/register") == 2
+
+
+def test_all_requests_before_a_person_is_asked_have_one_deadline(
+    stage: RemoteStage, world: OAuthWorld, olga: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(seen: Seen) -> Answer:
+        time.sleep(0.5)
+        return 404, {}, b""
+
+    monkeypatch.setattr(credentials, "ASK_SECONDS", 0.6)
+    member = stage.add_remote(world.url)
+    world.answers = dict.fromkeys(("/.well-known/oauth-protected-resource/mcp", SERVER, OPENID), slowly)
+    with pytest.raises(OAuthError):
+        begin(member, olga)
+    assert OPENID not in world.paths()  # for which no time was left
 
 
 # Only the person who began it -------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from django.utils import timezone
 
 from mcp_runtime.members import verbs
 from mcp_runtime.members.supervisor import Supervisor
-from roster.models import GuildMember
+from roster.models import GuildMember, VersionLookUp
 from tests.conftest import eventually
 from tests.support.lifecycle_stage import OWN_LEASE, RecordingLifecycle
 
@@ -81,6 +82,30 @@ def test_slow_starts_leave_threads_for_stops(
     add_members(1, Status.CONNECTED, desired_state=GuildMember.DesiredState.STOPPED)
     supervisor_.tick()
     eventually(lambda: ("stop", "connected-000", "stop") in lifecycle.calls)
+
+
+def test_many_questions_about_versions_leave_threads_for_stops_and_for_bundles(
+    supervisor_: Supervisor, lifecycle: RecordingLifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "MAX_VERBS", 6)
+    members = [*add_members(1, Status.DISCONNECTED, pk=1, enabled=False), *add_members(19, Status.CONNECTED)]
+    for member in members:
+        VersionLookUp.objects.create(member=member, package="a", asked_at=timezone.now())
+    lifecycle.released.clear()
+    supervisor_.tick()
+    GuildMember.objects.filter(name="connected-000").update(desired_state=GuildMember.DesiredState.STOPPED)
+    supervisor_.tick()
+    eventually(lambda: ("stop", "connected-000", "stop") in lifecycle.calls)
+    assert ("look up", "disconnected-000") in lifecycle.calls
+    assert supervisor_._verbs.of(-1) is None  # bundles are unpacked meanwhile
+    lifecycle.effect = lambda verb, pk: verb == "look up" and VersionLookUp.objects.filter(member=pk).delete()
+    lifecycle.released.set()
+
+    def all_are_answered() -> bool:
+        supervisor_.tick()
+        return not VersionLookUp.objects.exists()
+
+    eventually(all_are_answered)
 
 
 def test_no_thread_remains_after_all_verbs(supervisor_: Supervisor, lifecycle: RecordingLifecycle) -> None:

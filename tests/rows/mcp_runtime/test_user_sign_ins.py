@@ -16,7 +16,7 @@ from mcp_runtime.control.secrets import KEY_STEPS, rotate_key
 from mcp_runtime.members import credentials, own_sign_ins
 from mcp_runtime.members.live import LiveMember
 from mcp_runtime.members.manifest.parser import parse
-from mcp_runtime.protocol.errors import GrantOverError, OwnSignIn, RequestRefusedError, SignInNeededError
+from mcp_runtime.protocol.errors import GrantOverError, OAuthError, OwnSignIn, RequestRefusedError, SignInNeededError
 from roster.models import AuditEntry, GuildMember, MemberSignIn, UserSignIn, UserSignInAttempt
 from tests.support.lifecycle_stage import RemoteStage, row
 from tests.support.oauth_server import OAuthWorld, oauth_world
@@ -354,3 +354,56 @@ def test_a_user_who_is_not_active_any_more_has_done_nothing(stage: RemoteStage, 
     sign_in(world, member, olga, own=True)
     User.objects.filter(pk=olga.pk).update(is_active=False)
     assert own_sign_ins.done({need}) == set()
+
+
+def test_the_secret_of_a_client_stays_at_the_server_where_the_first_user_signed_in(
+    stage: RemoteStage, world: OAuthWorld, olga: User, bert: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUILD_HALL_MEMBER_CLIENT", "s3cret-of-the-hall")
+    world.lists_openly, world.auth_methods = True, ("client_secret_post",)
+    world.clients["the-hall"] = "s3cret-of-the-hall"
+    client = {"client_id": "the-hall", "client_secret": "${env:GUILD_HALL_MEMBER_CLIENT}"}
+    member, _ = connected(stage, world, olga, oauth={"credentials": "user", **client})
+    sign_in(world, member, olga, own=True)
+    with oauth_world(auth_methods=("client_secret_post",)) as thief:
+        thief.clients["the-hall"] = "s3cret-of-the-hall"
+        world.resource["authorization_servers"] = [thief.base]
+        with pytest.raises(OAuthError, match=r"was .* and is .* now; name the right one as oauth.issuer in"):
+            sign_in(thief, member, bert, own=True)
+        with pytest.raises(OAuthError, match=r"oauth\.issuer"):
+            sign_in(thief, member, olga, own=True)
+        assert not [seen for seen in thief.seen if b"s3cret-of-the-hall" in seen.body]
+
+
+@pytest.mark.parametrize("signs_out", [False, True])
+def test_another_account_does_not_go_on_in_the_session_of_the_account_before(
+    stage: RemoteStage, world: OAuthWorld, olga: User, bert: User, signs_out: bool
+) -> None:
+    world.has_sessions = True
+    member, live_member = connected(stage, world, olga)
+    sign_in(world, member, bert, own=True, account="first")
+    assert account_of_call(world, live_member, bert) == "first"
+    if signs_out:
+        sign_ins.sign_out(row(member), bert)
+    sign_in(world, member, bert, own=True, account="second")
+    assert account_of_call(world, live_member, bert) == "second"
+    world.expire()  # the same sign-in goes on, and so does its session
+    begun = len(world.sessions)
+    assert account_of_call(world, live_member, bert) == "second"
+    assert (world.mixed_up(), len(world.sessions)) == ([], begun)
+
+
+def test_a_call_is_cancelled_in_the_session_in_which_it_was_sent(
+    stage: RemoteStage, world: OAuthWorld, olga: User, bert: User
+) -> None:
+    world.has_sessions = True
+    member, live_member = connected(stage, world, olga)
+    assert live_member.users is not None
+    sign_in(world, member, bert, own=True)
+    exchange = Exchange()
+    live_member.users.connected_client(bert.pk, 5.0, exchange, "").invoke_tool("look", {}, 5.0, exchange)
+    sign_in(world, member, bert, own=True, account="second")
+    account_of_call(world, live_member, bert)
+    live_member.users.client(bert.pk).cancel(exchange, "nobody waits any more")
+    cancelled = [each for each in world.seen if b"notifications/cancelled" in each.body]
+    assert [each.headers["mcp-session-id"] for each in cancelled] == [exchange.session.id]

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from oauth2_provider import cimd
 from oauth2_provider.models import Application
 
+from mcp_runtime.client import exchanges, outside
 from roster.models import ClientRegistration
 from roster.sign_in import published
-from tests.support.sign_in import REDIRECT, SigningIn
+from tests.support.certificates import Authority
+from tests.support.sign_in import SigningIn
 
 pytestmark = pytest.mark.django_db
 
@@ -29,11 +38,11 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses that the hall fetches. Each returns DOCUMENT."""
     addresses: list[str] = []
 
-    def fetch(self: Any, client_id: str) -> tuple[dict[str, Any], int]:
+    def read(client_id: str) -> tuple[dict[str, Any], int]:
         addresses.append(client_id)
         return dict(DOCUMENT), 300
 
-    monkeypatch.setattr(cimd.SafeMetadataFetcher, "fetch", fetch)
+    monkeypatch.setattr(published, "read", read)
     return addresses
 
 
@@ -58,10 +67,10 @@ def test_its_host_is_shown_and_any_port_of_this_computer_may_be_sent_back_to(
 def test_a_person_learns_that_the_hall_cannot_reach_the_description(
     client_of_boss: SigningIn, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fetch(self: Any, client_id: str) -> tuple[dict[str, Any], int]:
+    def read(client_id: str) -> tuple[dict[str, Any], int]:
         raise cimd.CIMDError("no such host")
 
-    monkeypatch.setattr(cimd.SafeMetadataFetcher, "fetch", fetch)
+    monkeypatch.setattr(published, "read", read)
     client_of_boss.client_id = ID
     text = client_of_boss.ask().content.decode()
     assert ID in text
@@ -144,14 +153,18 @@ def test_an_address_inside_the_network_is_never_connected_to(
             raise socket.gaierror("no such name")
         return real(host, port, *args, **kwargs)
 
-    def connect(*_: Any, **__: Any) -> Any:
-        pytest.fail("the hall opened a connection")
+    connected: list[str] = []
+
+    def connect(self: Any, address: Any) -> Any:
+        connected.append(address[0])
+        raise ConnectionRefusedError("nobody is there")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    monkeypatch.setattr(cimd.urllib3, "HTTPSConnectionPool", connect)
+    monkeypatch.setattr(exchanges._DeadlineSocket, "connect", connect, raising=False)
     client_of_boss.client_id = address
     assert client_of_boss.ask().status_code == 400
     assert not Application.objects.filter(client_id=address).exists()
+    assert set(connected) <= {"8.8.8.8"}
 
 
 @pytest.mark.parametrize(
@@ -169,22 +182,49 @@ def test_an_address_inside_the_network_is_never_connected_to(
 def test_a_description_of_another_client_is_refused(
     client_of_boss: SigningIn, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(cimd.SafeMetadataFetcher, "fetch", lambda self, client_id: ({**DOCUMENT, **changes}, 300))
+    monkeypatch.setattr(published, "read", lambda client_id: ({**DOCUMENT, **changes}, 300))
     client_of_boss.client_id = ID
     assert client_of_boss.ask().status_code == 400
     assert not Application.objects.filter(client_id=ID).exists()
 
 
-def test_a_description_that_does_not_come_in_time_is_not_waited_for(
-    client_of_boss: SigningIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import threading
+@contextmanager
+def dripping(context: ssl.SSLContext) -> Iterator[int]:
+    """The port of a server that sends its answer byte by byte, and never ends."""
+    listener = socket.create_server(("127.0.0.1", 0))
 
-    release = threading.Event()
-    monkeypatch.setattr(published, "SECONDS", 0.05)
-    monkeypatch.setattr(
-        cimd.SafeMetadataFetcher, "fetch", lambda self, client_id: (release.wait(10), (DOCUMENT, 300))[1]
-    )
-    client_of_boss.client_id = ID
-    assert client_of_boss.ask(redirect_uri=REDIRECT).status_code == 400
-    release.set()
+    def serve(connection: socket.socket) -> None:
+        with suppress(OSError), context.wrap_socket(connection, server_side=True) as tls:
+            tls.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 4000\r\n\r\n")
+            while True:
+                tls.sendall(b" ")
+                time.sleep(0.02)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield int(listener.getsockname()[1])
+    finally:
+        listener.close()
+
+
+def test_descriptions_that_come_byte_by_byte_hold_no_place_of_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    monkeypatch.setattr(published, "SECONDS", 0.5)
+    monkeypatch.setattr(outside.Guard, "fault", lambda *_: "")  # the server is on this machine
+    monkeypatch.setattr(outside.Guard, "require_address", lambda *_: None)
+    with dripping(authority.context("DNS:localhost")) as port, ThreadPoolExecutor(4) as pool:
+
+        def fetch(number: int) -> None:
+            with pytest.raises(cimd.CIMDError, match=r"within 0\.\d+ s"):
+                published.BoundedFetcher().fetch(f"https://localhost:{port}/{number}.json")
+
+        list(pool.map(fetch, range(4)))
+        fetch(5)  # and not "too many descriptions are fetched now"

@@ -524,6 +524,15 @@ def test_a_login_goes_on_if_the_database_cannot_keep_its_id_token(
     assert f"the ID token of a login cannot be kept for members: {error}" in caplog.text
 
 
+def test_a_login_goes_on_if_the_provider_writes_the_end_of_an_id_token_as_a_text(
+    provider: Provider, person: Person
+) -> None:
+    takes_logins()
+    provider.claims = lambda row: row.update(exp=str(row["exp"]))
+    assert person.log_in().status_code == 302
+    assert Identity.objects.get().id_token
+
+
 def test_the_id_token_of_a_user_who_is_not_active_any_more_is_forgotten(provider: Provider, person: Person) -> None:
     takes_logins()
     person.log_in()
