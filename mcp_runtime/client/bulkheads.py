@@ -49,7 +49,7 @@ class Bulkheads:
     """The requests of this process by host. Thread-safe."""
 
     def __init__(self) -> None:
-        self._hosts: OrderedDict[str, _Host] = OrderedDict()
+        self.hosts: OrderedDict[str, _Host] = OrderedDict()
         self._changed = threading.Condition()
 
     @contextmanager
@@ -93,10 +93,10 @@ class Bulkheads:
             self._changed.notify_all()
 
     def _host(self, origin: str) -> _Host:
-        host = self._hosts.setdefault(origin, _Host())
-        self._hosts.move_to_end(origin)
-        if len(self._hosts) > MAX_HOSTS:
-            idle = next((name for name, each in self._hosts.items() if not each.turns and each is not host), None)
+        host = self.hosts.setdefault(origin, _Host())
+        self.hosts.move_to_end(origin)
+        if len(self.hosts) > MAX_HOSTS:
+            idle = next((name for name, each in self.hosts.items() if not each.turns and each is not host), None)
             if idle is not None:  # otherwise each of them is asked now, which the threads bound
-                del self._hosts[idle]
+                del self.hosts[idle]
         return host

@@ -42,8 +42,8 @@ MAX_URL = 2048
 LOOK_UP_SECONDS = 3.0
 BUSY_SECONDS = 3.0  # of the deadline, in which other requests may end
 # Slow servers must not take all threads of the process.
-_at_once = threading.BoundedSemaphore(8)
-_bulkheads = Bulkheads()  # and one of them not those of the others
+at_once = threading.BoundedSemaphore(8)
+open_requests = Bulkheads()  # and one of them not those of the others
 _total = threading.local()  # the deadline of several requests of a thread
 
 
@@ -180,7 +180,7 @@ def ask(
     deadline = min(time.monotonic() + seconds, getattr(_total, "deadline", math.inf))
     if (seconds := deadline - time.monotonic()) <= 0:
         raise ConnectError("the requests before this one took too long", is_refusal=True)
-    with _bulkheads.turn(origin_of(url), deadline) as turn:
+    with open_requests.turn(origin_of(url), deadline) as turn:
         return _send(url, request, guard, deadline, turn, secrets, max_bytes)
 
 
@@ -194,7 +194,7 @@ def _send(
     max_bytes: int,
 ) -> OutsideAnswer:
     seconds = max(deadline - time.monotonic(), 0.0)
-    if not _at_once.acquire(timeout=min(BUSY_SECONDS, seconds / 2)):
+    if not at_once.acquire(timeout=min(BUSY_SECONDS, seconds / 2)):
         raise ConnectError("too many servers are asked at the same time; try again in a moment", is_refusal=True)
     turn.sent_at = time.monotonic()
     exchange = Exchange(require_address=lambda address: guard.require_address(address, url))
@@ -218,7 +218,7 @@ def _send(
         if response is not None and not response.raw.closed:
             response.close()  # the body was not read to its end
         adapter.close()
-        _at_once.release()
+        at_once.release()
 
 
 @contextmanager

@@ -65,10 +65,10 @@ class AccessToken(Bearer):
         own_page: str = "",
     ) -> None:
         super().__init__()
-        self._member_id = member_id
-        self._manifest = manifest
+        self.member_id = member_id
+        self.manifest = manifest
         self._plain_http_hosts = plain_http_hosts
-        self._own = own
+        self.own = own
         self._proofs = Proofs()
         self._reason = ""  # why there is no token from `own`
         self._needs_login = False  # whether a login of the user would end this reason
@@ -92,7 +92,7 @@ class AccessToken(Bearer):
     @property
     def is_own(self) -> bool:
         """Whether the hall signs in as itself, so that nobody is asked."""
-        return self._own is not None
+        return self.own is not None
 
     @property
     def comes_from_login(self) -> bool:
@@ -109,7 +109,7 @@ class AccessToken(Bearer):
         """What the user of the token has to do to get the next one. None if it is not of one user."""
         if self._holder.user_id is None:
             return None
-        return OwnSignIn(self._member_id, self._holder.user_id, self._own_page, is_login=self.comes_from_login)
+        return OwnSignIn(self.member_id, self._holder.user_id, self._own_page, is_login=self.comes_from_login)
 
     # Before the connection ----------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class AccessToken(Bearer):
 
         What the hall got before the manifest changed the way is forgotten, for all users of the member.
         """
-        unattended.forget_other_ways(self._member_id, self._manifest.oauth)
+        unattended.forget_other_ways(self.member_id, self.manifest.oauth)
         row = self._row()
         if row is None or not row.has_tokens:
             self._version = row.version if row else 0  # a sign-in of a person may have ended before
@@ -162,7 +162,7 @@ class AccessToken(Bearer):
         if self.is_own or not is_refused:
             return None
         with outside.in_total(credentials.ASK_SECONDS):
-            if not discovery.is_protected(self._manifest.url, challenge, self._guard()):
+            if not discovery.is_protected(self.manifest.url, challenge, self._guard()):
                 return None
         unit_of_work(lambda: self._note(challenge))
         return SignInNeededError(self._sentence(challenge.scopes) + self._why_ended, challenge.scopes)
@@ -234,7 +234,7 @@ class AccessToken(Bearer):
         """Note the scopes that a call needs. Raises SignInNeededError."""
         if self.is_own or not challenge.asks_for_more or not self.token:
             return False
-        if not unit_of_work(lambda: credentials.note_step_up(self._member_id, challenge.scopes, self._holder)):
+        if not unit_of_work(lambda: credentials.note_step_up(self.member_id, challenge.scopes, self._holder)):
             return False
         raise SignInNeededError(self._sentence(challenge.scopes, is_more=True), challenge.scopes, self._own_sign_in)
 
@@ -258,25 +258,25 @@ class AccessToken(Bearer):
 
     def _renewed(self, challenge: Challenge) -> Held:
         guard = self._guard()
-        if self._own is not None:
-            proofs = self._own.read_proofs()
+        if self.own is not None:
+            proofs = self.own.read_proofs()
             if proofs != self._proofs:
                 self._proofs, self._reason = proofs, ""  # which was about other proofs
-            ask = self._own.ask(proofs, self._note(challenge), guard)
+            ask = self.own.ask(proofs, self._note(challenge), guard)
         else:
-            ask = credentials.refresh_of(guard, credentials.issuer_now(self._member_id))
-        return credentials.renew(self._member_id, self._manifest.url, self._version, ask, self._holder, self._way)
+            ask = credentials.refresh_of(guard, credentials.issuer_now(self.member_id))
+        return credentials.renew(self.member_id, self.manifest.url, self._version, ask, self._holder, self._way)
 
     def _row(self) -> SignIn | None:
-        row = credentials.row_of(self._member_id, self._manifest.url, self._holder, self._way)
+        row = credentials.row_of(self.member_id, self.manifest.url, self._holder, self._way)
         self._ended_by = ""
-        if row is not None and not self.is_own and not row.is_of(self._manifest.oauth.issuer):
+        if row is not None and not self.is_own and not row.is_of(self.manifest.oauth.issuer):
             # The manifest of now decides, because somebody may have signed in since this connection began.
-            self._ended_by = credentials.end_of_other_issuer(row, credentials.issuer_now(self._member_id))
+            self._ended_by = credentials.end_of_other_issuer(row, credentials.issuer_now(self.member_id))
         return row
 
     def _note(self, challenge: Challenge) -> Challenge:
-        return credentials.note_challenge(self._member_id, self._manifest.url, challenge, self._holder)
+        return credentials.note_challenge(self.member_id, self.manifest.url, challenge, self._holder)
 
     def _take(self, held: Held) -> None:
         self._last = self.token or self._last  # first, so that errors never show a token that was sent
@@ -285,7 +285,7 @@ class AccessToken(Bearer):
         left, now = None, time.monotonic()
         if held.expires_at is not None:
             left = (held.expires_at - clock.now()).total_seconds()
-        if self._own is not None and self._own.is_asserted:
+        if self.own is not None and self.own.is_asserted:
             # Earlier versions wrote no end if the authorization server said none.
             left = ASSERTED_SECONDS if left is None else left
             self._ends_at, left = now + left, min(left, ASSERTED_SECONDS)
@@ -293,14 +293,14 @@ class AccessToken(Bearer):
             self._renew_at = now + left - min(credentials.EARLY_SECONDS, max(left, 0.0) / 2)
 
     def _guard(self) -> Guard:
-        return Guard.near(self._manifest.url, self._plain_http_hosts)
+        return Guard.near(self.manifest.url, self._plain_http_hosts)
 
     @property
     def _why_ended(self) -> str:
         return f" ({self._ended_by})" if self._ended_by else ""
 
     def _sentence(self, scopes: Collection[str] = (), *, is_more: bool = False) -> str:
-        needed, how = SIGN_IN_TEXTS.needed, HOW.format(self._manifest.name)
+        needed, how = SIGN_IN_TEXTS.needed, HOW.format(self.manifest.name)
         if is_more and scopes:
             needed = f"{SIGN_IN_TEXTS.more_scopes} ({' '.join(scopes)[:300]})"
         if self._own_page:

@@ -69,7 +69,7 @@ class _Provider:
             self.away = (str(error), time.monotonic() + AWAY_SECONDS)
 
 
-_providers: OrderedDict[str, _Provider] = OrderedDict()
+known_providers: OrderedDict[str, _Provider] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -79,7 +79,7 @@ def asked(issuer: str, guard: Guard) -> Iterator[AuthorizationServer]:
 
     Raises OAuthError, and ServerAwayError also if the request of another thread had no answer a moment ago.
     """
-    provider = _provider(issuer)
+    provider = provider_of(issuer)
     server = provider.metadata(issuer, guard)
     try:
         yield server
@@ -93,13 +93,13 @@ def asked(issuer: str, guard: Guard) -> Iterator[AuthorizationServer]:
 def forget() -> None:
     """Forget what all providers said. For tests."""
     with _lock:
-        _providers.clear()
+        known_providers.clear()
 
 
-def _provider(issuer: str) -> _Provider:
+def provider_of(issuer: str) -> _Provider:
     with _lock:
-        provider = _providers.setdefault(issuer, _Provider())
-        _providers.move_to_end(issuer)
-        while len(_providers) > MAX_PROVIDERS:
-            _providers.popitem(last=False)
+        provider = known_providers.setdefault(issuer, _Provider())
+        known_providers.move_to_end(issuer)
+        while len(known_providers) > MAX_PROVIDERS:
+            known_providers.popitem(last=False)
         return provider

@@ -125,7 +125,7 @@ def _same_token(token: Any) -> Any:
     """The token as another runtime has it."""
     from mcp_runtime.members.access_tokens import AccessToken
 
-    other = AccessToken(token._member_id, token._manifest, plain_http_hosts=(), own=token._own)
+    other = AccessToken(token.member_id, token.manifest, plain_http_hosts=(), own=token.own)
     other.load()
     assert other.token == token.token
     return other

@@ -21,7 +21,7 @@ GUARD = Guard((Place.LOOPBACK,))
 @pytest.fixture(autouse=True)
 def own_bulkheads(monkeypatch: pytest.MonkeyPatch) -> Bulkheads:
     own = Bulkheads()
-    monkeypatch.setattr(outside, "_bulkheads", own)
+    monkeypatch.setattr(outside, "open_requests", own)
     return own
 
 
@@ -95,5 +95,5 @@ def test_only_some_hosts_are_remembered_and_each_that_is_asked_now() -> None:
         for number in range(MAX_HOSTS + 5):
             with heads.turn(f"https://{number}.example:443", time.monotonic() + 60):
                 pass
-        assert "https://busy.example:443" in heads._hosts
-    assert len(heads._hosts) == bulkheads.MAX_HOSTS
+        assert "https://busy.example:443" in heads.hosts
+    assert len(heads.hosts) == bulkheads.MAX_HOSTS

@@ -57,7 +57,7 @@ def test_threads_that_ask_at_the_same_time_wait_for_one_read(reads: list[str], m
 def test_a_slow_read_of_one_provider_keeps_nobody_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
     ask("https://other.example")
     monkeypatch.setattr(providers, "BUSY_SECONDS", 0.05)
-    with providers._provider(ISSUER).lock:
+    with providers.provider_of(ISSUER).lock:
         with pytest.raises(ServerAwayError, match="is slow at the moment"):
             ask()
         assert ask("https://other.example") == "https://other.example"
@@ -79,11 +79,11 @@ def test_a_failure_is_told_to_others_for_a_moment_that_they_do_not_extend(
 ) -> None:
     with pytest.raises(ServerAwayError):
         ask(error=ServerAwayError("silent"))
-    until = providers._provider(ISSUER).away[1]
+    until = providers.provider_of(ISSUER).away[1]
     for _ in range(3):
         with pytest.raises(ServerAwayError, match="silent"):
             ask()
-    assert (reads, providers._provider(ISSUER).away[1]) == ([ISSUER], until)
+    assert (reads, providers.provider_of(ISSUER).away[1]) == ([ISSUER], until)
     monkeypatch.setattr(providers, "time", SimpleNamespace(monotonic=lambda: until))
     assert ask() == ISSUER
 
@@ -92,7 +92,7 @@ def test_only_some_providers_are_remembered(reads: list[str]) -> None:
     issuers = [f"https://{number}.example" for number in range(providers.MAX_PROVIDERS + 1)]
     for issuer in issuers:
         ask(issuer)
-    assert len(providers._providers) == providers.MAX_PROVIDERS
+    assert len(providers.known_providers) == providers.MAX_PROVIDERS
     ask(issuers[-1])
     ask(issuers[0])
     assert reads == [*issuers, issuers[0]]

@@ -120,7 +120,7 @@ def test_a_wait_for_other_requests_is_a_part_of_the_deadline(monkeypatch: pytest
 
     monkeypatch.setattr(exchanges.Exchange, "begin", note)
     busy = threading.BoundedSemaphore(1)
-    monkeypatch.setattr(outside, "_at_once", busy)
+    monkeypatch.setattr(outside, "at_once", busy)
     busy.acquire()
     threading.Timer(0.2, busy.release).start()
     with oauth_world() as world:
@@ -129,8 +129,8 @@ def test_a_wait_for_other_requests_is_a_part_of_the_deadline(monkeypatch: pytest
 
 
 def test_a_request_that_would_wait_too_long_for_others_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "_at_once", threading.BoundedSemaphore(1))
-    outside._at_once.acquire()
+    monkeypatch.setattr(outside, "at_once", threading.BoundedSemaphore(1))
+    outside.at_once.acquire()
     with pytest.raises(ClientError, match="too many servers"):
         ask("https://example.com/", Guard(), seconds=0.1)
 

@@ -44,7 +44,7 @@ def world() -> Iterator[OAuthWorld]:
 
 @pytest.fixture(autouse=True)
 def own_bulkheads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "_bulkheads", Bulkheads())
+    monkeypatch.setattr(outside, "open_requests", Bulkheads())
 
 
 @pytest.fixture
