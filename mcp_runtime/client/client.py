@@ -180,11 +180,7 @@ class JsonRpcClient:
         return tools
 
     def invoke_tool(
-        self,
-        name: str,
-        arguments: dict[str, Any],
-        timeout: float = REQUEST_TIMEOUT,
-        exchange: Exchange | None = None,
+        self, name: str, arguments: dict[str, Any], timeout: float = REQUEST_TIMEOUT, exchange: Exchange | None = None
     ) -> dict[str, Any]:
         """Call a tool and return its result (REQ-MCP-HTTP-27). A result with `isError` is raised as ToolError."""
         exchange = exchange or Exchange()
