@@ -97,7 +97,7 @@ def forget() -> None:
 
 
 def provider_of(issuer: str) -> _Provider:
-    """What this process knows of an issuer. Of more than MAX_PROVIDERS, it forgets the one that was used longest ago."""
+    """What this process knows of an issuer. It forgets the ones that were used longest ago."""
     with _lock:
         provider = known_providers.setdefault(issuer, _Provider())
         known_providers.move_to_end(issuer)
