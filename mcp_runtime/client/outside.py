@@ -178,7 +178,7 @@ def ask(
         raise ConnectError(f"{url[:200]!r} may not be asked: {fault}", is_refusal=True)
     request = _request(url, form, document, headers or {})
     deadline = min(time.monotonic() + seconds, getattr(_total, "deadline", math.inf))
-    if (seconds := deadline - time.monotonic()) <= 0:
+    if deadline <= time.monotonic():
         raise ConnectError("the requests before this one took too long", is_refusal=True)
     with open_requests.turn(origin_of(url), deadline) as turn:
         return _send(url, request, guard, deadline, turn, secrets, max_bytes)
@@ -202,7 +202,8 @@ def _send(
     adapter = Adapter(is_tls=url.startswith("https:"), pool_connections=1, pool_maxsize=1, max_retries=0)
     response = None
     try:
-        left = max(deadline - time.monotonic(), 0.0)
+        if (left := deadline - time.monotonic()) <= 0:
+            raise ConnectError("the wait for other requests took all of the time; try again soon", is_refusal=True)
         exchange.begin(None, left)
         with translate_errors(seconds, exchange, secrets):
             timeouts = Timeout(connect=min(CONNECT_TIMEOUT, left), total=left)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
 from mcp_runtime.client import exchanges, outside
+from mcp_runtime.client.bulkheads import Bulkheads, Turn
 from mcp_runtime.client.outside import Guard, Place, ask, origin_of
-from mcp_runtime.protocol.errors import ClientError
+from mcp_runtime.protocol.errors import ClientError, ConnectError
+from tests.conftest import eventually
 from tests.support.oauth_server import oauth_world
 
 
@@ -132,6 +137,19 @@ def test_a_request_that_would_wait_too_long_for_others_is_refused(monkeypatch: p
     monkeypatch.setattr(outside, "at_once", threading.BoundedSemaphore(1))
     outside.at_once.acquire()
     with pytest.raises(ClientError, match="too many servers"):
+        ask("https://example.com/", Guard(), seconds=0.1)
+
+
+def test_a_request_whose_turn_comes_at_its_deadline_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(Bulkheads):
+        @contextmanager
+        def turn(self, origin: str, deadline: float) -> Iterator[Turn]:
+            with super().turn(origin, deadline) as turn:
+                eventually(lambda: time.monotonic() > deadline)
+                yield turn
+
+    monkeypatch.setattr(outside, "open_requests", Late())
+    with pytest.raises(ConnectError, match="took all of the time"):
         ask("https://example.com/", Guard(), seconds=0.1)
 
 

