@@ -155,7 +155,7 @@ def test_a_card_of_a_member_in_error_has_the_reason_the_output_and_a_hint(page: 
 
     assert "Ended with exit code 1" in card
     assert "Install the Python module httpx" in card
-    assert re.search(r"Next restart in [78] s", card)
+    assert re.search(r"Next restart in \d s", card)
     assert html.escape(EVIL) in text
     assert EVIL not in text
     assert re.search(r'#log" class="helps"', text)
