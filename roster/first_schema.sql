@@ -89,6 +89,7 @@
 -- has: roster 0050_outside_issuer
 -- has: roster 0051_user_sign_ins
 -- has: roster 0052_id_tokens_for_members
+-- has: roster 0053_grant_days
 -- has: sessions 0001_initial
 CREATE TABLE "django_migrations" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "app" varchar(255) NOT NULL, "name" varchar(255) NOT NULL, "applied" datetime NOT NULL);
 CREATE TABLE "auth_group_permissions" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "group_id" integer NOT NULL REFERENCES "auth_group" ("id") DEFERRABLE INITIALLY DEFERRED, "permission_id" integer NOT NULL REFERENCES "auth_permission" ("id") DEFERRABLE INITIALLY DEFERRED);
@@ -269,7 +270,7 @@ CREATE TABLE "roster_membersigninattempt" ("id" integer NOT NULL PRIMARY KEY AUT
 CREATE INDEX "roster_membersignin_signed_in_by_id_a7646f85" ON "roster_membersignin" ("signed_in_by_id");
 CREATE INDEX "roster_membersigninattempt_member_id_1d5fa341" ON "roster_membersigninattempt" ("member_id");
 CREATE INDEX "roster_membersigninattempt_user_id_f272d03d" ON "roster_membersigninattempt" ("user_id");
-CREATE TABLE "roster_grant" ("token_id" bigint NOT NULL PRIMARY KEY REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "client_id" varchar(255) NOT NULL, "redirect_uri" varchar(500) NOT NULL, "code_digest" varchar(64) NULL UNIQUE, "redeemed_at" datetime NULL, "family" char(32) NULL UNIQUE, "ends_at" datetime NOT NULL, "issuer" varchar(500) DEFAULT '' NOT NULL, "outside_key" varchar(64) NULL UNIQUE);
+CREATE TABLE "roster_grant" ("token_id" bigint NOT NULL PRIMARY KEY REFERENCES "roster_token" ("id") DEFERRABLE INITIALLY DEFERRED, "client_id" varchar(255) NOT NULL, "redirect_uri" varchar(500) NOT NULL, "code_digest" varchar(64) NULL UNIQUE, "redeemed_at" datetime NULL, "family" char(32) NULL UNIQUE, "ends_at" datetime NOT NULL, "issuer" varchar(500) DEFAULT '' NOT NULL, "outside_key" varchar(64) NULL UNIQUE, "days" integer unsigned NULL CHECK ("days" >= 0));
 CREATE INDEX "roster_grant_client_id_a506d4d7" ON "roster_grant" ("client_id");
 CREATE TABLE "roster_usersigninattempt" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "state_digest" varchar(64) NOT NULL UNIQUE, "session_digest" varchar(64) NOT NULL, "url" varchar(2048) NOT NULL, "encrypted" text NOT NULL, "created_at" datetime NOT NULL, "for_lists" bool NOT NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NOT NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED);
 CREATE TABLE "roster_usersignin" ("id" integer NOT NULL PRIMARY KEY AUTOINCREMENT, "url" varchar(2048) NOT NULL, "version" bigint DEFAULT 0 NOT NULL, "resource_metadata" text NOT NULL, "challenge_scopes" text NOT NULL CHECK ((JSON_VALID("challenge_scopes") OR "challenge_scopes" IS NULL)), "wanted_scopes" text NOT NULL CHECK ((JSON_VALID("wanted_scopes") OR "wanted_scopes" IS NULL)), "step_ups" integer unsigned NOT NULL CHECK ("step_ups" >= 0), "issuer" varchar(2048) NOT NULL, "server" text NOT NULL CHECK ((JSON_VALID("server") OR "server" IS NULL)), "client_id" varchar(2048) NOT NULL, "client_method" varchar(40) NOT NULL, "client_source" varchar(20) NOT NULL, "redirect" varchar(2048) NOT NULL, "encrypted" text NOT NULL, "has_tokens" bool NOT NULL, "scopes" text NOT NULL CHECK ((JSON_VALID("scopes") OR "scopes" IS NULL)), "expires_at" datetime NULL, "signed_in_at" datetime NULL, "refresh_lease" char(32) NULL, "refresh_until" datetime NULL, "refresh_failures" integer unsigned NOT NULL CHECK ("refresh_failures" >= 0), "next_refresh_at" datetime NULL, "member_id" bigint NOT NULL REFERENCES "roster_guildmember" ("id") DEFERRABLE INITIALLY DEFERRED, "signed_in_by_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, "user_id" integer NULL REFERENCES "auth_user" ("id") DEFERRABLE INITIALLY DEFERRED, CONSTRAINT "one_sign_in_of_a_user" UNIQUE ("member_id", "user_id"));
@@ -374,4 +375,5 @@ INSERT INTO django_migrations (app, name, applied) VALUES
 ('roster', '0050_outside_issuer', datetime('now')),
 ('roster', '0051_user_sign_ins', datetime('now')),
 ('roster', '0052_id_tokens_for_members', datetime('now')),
+('roster', '0053_grant_days', datetime('now')),
 ('sessions', '0001_initial', datetime('now'));

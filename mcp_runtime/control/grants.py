@@ -43,24 +43,25 @@ class NewGrant:
     client_name: str
     redirect_uri: str
     resource: str
-    ends_at: datetime
+    days: int  # until its end
     token: NewToken  # the scope
 
 
 def make_grant(user: User, new: NewGrant, *, maker: Principal) -> Grant:
     """Create a grant and its token. Raises what `make_token` raises, so it never has more rights than `maker`."""
     values = {**vars(new.token), "name": new.client_name[:MAX_TOKEN_NAME], "resource": new.resource}
+    ends_at = timezone.now() + timedelta(days=new.days)
     with short_transaction():
         token, _ = make_token(user, NewToken(**{**values, "expires_at": timezone.now() + REDEEM_WITHIN}), maker=maker)
         grant = Grant.objects.create(
-            token=token, client_id=new.client_id, redirect_uri=new.redirect_uri, ends_at=new.ends_at
+            token=token, client_id=new.client_id, redirect_uri=new.redirect_uri, ends_at=ends_at, days=new.days
         )
         details = {
             "client": new.client_name,
             "client_id": new.client_id,
             "sent_back_to": new.redirect_uri,
             "address": new.resource,
-            "ends_at": new.ends_at,
+            "ends_at": ends_at,
         }
         AuditEntry.record(AuditEntry.Kind.CLIENT_ALLOWED, token.audit_name, after=details)
     return grant
@@ -119,12 +120,16 @@ def redeem(grant: Grant, family: uuid.UUID) -> Grant | None:
 
 
 def _same_grant(grant: Grant) -> Grant | None:
-    """Another live grant of the same user for the same client, address and scope. It keeps its limits."""
+    """Another live grant of the same user for the same client, address, scope and days. It keeps its limits.
+
+    Not for other days: who allows a borrowed computer one day must not allow it a year by a consent at home.
+    """
     new = grant.token
     others = Token.objects.select_for_update().filter(
         user=new.user_id, resource=new.resource, scope=new.scope, tool_set=new.tool_set_id
     )
     others = others.filter(grant__client_id=grant.client_id, grant__issuer=grant.issuer, grant__family__isnull=False)
+    others = others.filter(grant__days=grant.days)
     for token in others.exclude(pk=new.pk).order_by("pk"):
         if token.state == "good" and _rows_in_scope(token) == _rows_in_scope(new):
             return Grant.objects.select_related("token__user").get(pk=token.pk)

@@ -38,6 +38,10 @@ class Grant(models.Model):
     ends_at = models.DateTimeField(
         help_text="The end that the person chose. Until it is redeemed, the token ends soon."
     )
+    days = models.PositiveIntegerField(
+        null=True,
+        help_text="The days that the person chose. Null with an outside issuer and in older rows.",
+    )
     issuer = models.CharField(
         max_length=500, blank=True, db_default="", help_text="The outside issuer, or empty if the hall is the issuer."
     )

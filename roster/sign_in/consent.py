@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from datetime import timedelta
 from itertools import islice
 from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
-from django.utils import timezone
 
 from mcp_runtime.control.grants import NewGrant
 from mcp_runtime.control.tokens import NewToken
@@ -89,8 +87,7 @@ class ConsentForm(forms.Form):
             tools=[parse_tool(text) for text in data["tools"]] if scope == TOOLS else (),
             tool_set=data["tool_set"] if scope == TOOL_SET else "",
         )
-        ends_at = timezone.now() + timedelta(days=data["days"])
-        return NewGrant(client_id, client_name, redirect_uri, self.resource, ends_at, token)
+        return NewGrant(client_id, client_name, redirect_uri, self.resource, data["days"], token)
 
 
 def _names_in(resource: str) -> tuple[str, str]:

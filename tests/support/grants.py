@@ -20,10 +20,9 @@ def make_access_token(
 ) -> tuple[Grant, str]:
     """A grant for a path of the gateway, and an access token of it."""
     user = user or User.objects.create_superuser(f"person-{secrets.token_hex(4)}")
-    ends_at = timezone.now() + timedelta(days=1)
-    new = NewGrant("client", "Client", "http://127.0.0.1/callback", resource, ends_at, NewToken(**scope))
+    new = NewGrant("client", "Client", "http://127.0.0.1/callback", resource, 1, NewToken(**scope))
     grant = make_grant(user, new, maker=principals.principal_of_user(user))
-    Token.objects.filter(pk=grant.pk).update(expires_at=ends_at)
+    Token.objects.filter(pk=grant.pk).update(expires_at=grant.ends_at)
     text = AccessToken.PREFIX + secrets.token_urlsafe(32)
     add_access_token(grant, text, timezone.now() + timedelta(seconds=seconds))
     return grant, text

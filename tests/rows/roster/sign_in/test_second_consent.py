@@ -44,10 +44,12 @@ def works(tokens: dict[str, Any]) -> bool:
 
 
 def test_the_same_consent_again_is_no_second_grant_and_both_devices_go_on(laptop: SigningIn, phone: SigningIn) -> None:
-    first, second = laptop.sign_in(), phone.sign_in(days="7")
+    first = laptop.sign_in(days="7")
+    Grant.objects.update(ends_at=timezone.now() + timedelta(days=1))  # six days later
+    second = phone.sign_in(days="7")
     grant = Grant.objects.get()
     assert Token.objects.get().pk == grant.pk
-    assert Token.objects.get().expires_at == grant.ends_at < timezone.now() + timedelta(days=8)
+    assert Token.objects.get().expires_at == grant.ends_at > timezone.now() + timedelta(days=6)
     for _ in range(4):
         first = laptop.refresh(first["refresh_token"]).json()
         second = phone.refresh(second["refresh_token"]).json()
@@ -70,6 +72,14 @@ def test_another_choice_is_another_grant(laptop: SigningIn, phone: SigningIn, ot
     assert principal_of_token(narrow["access_token"]).is_narrowed
     phone.sign_in(**other)
     assert Grant.objects.count() == 2
+
+
+def test_a_day_on_a_borrowed_computer_stays_a_day(laptop: SigningIn, phone: SigningIn) -> None:
+    borrowed, own = laptop.sign_in(days="1"), phone.sign_in(days="365")
+    assert [(works(borrowed), works(own)), Grant.objects.count()] == [(True, True), 2]
+    assert Grant.objects.get(days=1).ends_at < timezone.now() + timedelta(days=2)
+    phone.sign_in(days="1")
+    assert sorted(Grant.objects.values_list("days", flat=True)) == [1, 365]
 
 
 def test_other_members_another_address_client_or_user_are_another_grant(
