@@ -204,11 +204,16 @@ def still(member: Any) -> dict[str, Any]:
     variables = member.manifest.get("env", {})
     manifest = mask(member.manifest, [["env", key] for key, value in variables.items() if not is_reference(value)])
     return {
-        "manifest": present.json_block(manifest),
+        "manifest": present.json_block(_filled(manifest | {"oauth": _filled(manifest.get("oauth", {}))})),
         "server_info": present.json_block(member.server_info),
         "capabilities": present.json_block(member.capabilities),
         "instructions": present.text_block(member.instructions),
     }
+
+
+def _filled(record: dict[str, Any]) -> dict[str, Any]:
+    """The record without its empty keys. A manifest has many of them, and variables in `env` may be empty."""
+    return {key: value for key, value in record.items() if value not in ("", None, [], {})}
 
 
 # The log ----------------------------------------------------------------------------------------------------------

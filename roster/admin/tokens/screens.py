@@ -399,8 +399,8 @@ FACTS: list[tuple[str, Callable[[TokenAdmin, Token], Any]]] = [
     ("Created with token", lambda _, token: present.link(token.made_with) if token.made_with else "none"),
     ("Expires", lambda _, token: present.when(token.expires_at) if token.expires_at else "never"),
     (
-        "Works without a new login until",
-        lambda _, token: present.when(token.dormant_at) if token.dormant_at else "always",
+        "Ends without a new login",
+        lambda _, token: present.when(token.dormant_at) if token.dormant_at else "never",
     ),
     ("Last used", lambda _, token: present.when(token.last_used_at) if token.last_used_at else "never"),
     ("Revoked", lambda _, token: present.when(token.revoked_at) if token.revoked_at else "no"),

@@ -46,6 +46,15 @@ def test_a_user_without_staff_status_logs_in_and_sees_the_pages_of_the_role(clie
     assert 'href="/admin/roster/tool/"' in text  # the navigation leads back
 
 
+def test_a_superuser_is_not_told_to_ask_an_admin(client: Client, bob: User) -> None:
+    User.objects.update(is_superuser=True)
+    client.force_login(bob)
+    response = client.get("/admin/roster/call/add/")
+    assert response.status_code == 403
+    assert "no user of this hall may open this page" in response.content.decode()
+    assert "Ask an admin" not in response.content.decode()
+
+
 def test_a_user_without_any_right_is_told_so_wherever_the_login_was_to_lead(client: Client, bob: User) -> None:
     response = log_in(client)
     assert response.redirect_chain == [("/admin/", 302)]

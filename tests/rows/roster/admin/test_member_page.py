@@ -410,6 +410,17 @@ def test_the_manifest_is_shown_with_its_environment_masked(page: Client, anna: G
     assert json.dumps("API_KEY")[1:-1] in text
 
 
+def test_the_manifest_is_shown_without_its_empty_keys(page: Client, anna: GuildMember) -> None:
+    oauth = {"client_id": "", "scopes": [], "credentials": "user"}
+    anna.manifest = {**anna.manifest, "args": [], "env": {"EMPTY_ONE": ""}, "oauth": oauth, "timeout": 0}
+    anna.save()
+    shown = text_of(page.get(page_url(anna))).partition('id="manifest"')[2].partition("</section>")[0]
+    for word in ("EMPTY_ONE", "credentials", "timeout"):
+        assert word in shown
+    for word in ("client_id", "scopes", "args"):
+        assert word not in shown
+
+
 def test_the_page_has_the_address_at_the_gateway_with_a_button_to_copy_it(
     page: Client, anna: GuildMember, settings: Any
 ) -> None:
