@@ -23,8 +23,9 @@ Key = tuple[int, str, str]  # the id of the member, and what tells its renewals 
 
 @dataclass(eq=False)
 class _Gate:
-    """The renewals of one member that have a thread."""
+    """The renewals of one member: those that have a thread, and those that wait for one."""
 
+    count: int = 0
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_OF_MEMBER))
     changed_at: float = 0.0  # when one of them began in a free thread, or ended
 
@@ -57,8 +58,18 @@ class Renewals:
             done.exception()  # nobody may wait for it any more
 
     async def _run(self, member_id: int, work: Callable[[], object]) -> object:
-        gate, loop = self._gates.setdefault(member_id, _Gate()), asyncio.get_running_loop()
+        gate = self._gates.setdefault(member_id, _Gate())
+        gate.count += 1
+        try:
+            return await self._in_thread(gate, work)
+        finally:
+            gate.count -= 1
+            if not gate.count:
+                del self._gates[member_id]
+
+    async def _in_thread(self, gate: _Gate, work: Callable[[], object]) -> object:
         await self._enter(gate)
+        loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._threads, work)
         finally:
