@@ -178,3 +178,16 @@ def test_the_whole_log_can_be_downloaded(hall: BrowserHall, page: Page, tmp_path
     download.value.save_as(file)
     assert download.value.suggested_filename == "writer.log"
     assert file.read_text().endswith("to be taken home\n")
+
+
+def test_on_a_phone_the_recent_calls_do_not_scroll_sideways(hall: BrowserHall, page: Page) -> None:
+    for _ in range(3):
+        hall.call("writer", "b")
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_page(page, "writer")
+    rows = page.locator("#calls tbody tr")
+    expect(rows.first).to_contain_text("succeeded")
+    script = "(box) => [...box.querySelectorAll('*')].filter((part) => part.scrollWidth > box.clientWidth).length"
+    assert page.locator("#calls").evaluate(script) == 0
+    heights = rows.evaluate_all("(rows) => rows.map((row) => row.clientHeight)")
+    assert max(heights) < 90  # three short lines
