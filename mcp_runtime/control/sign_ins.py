@@ -335,7 +335,7 @@ def finish(
     with _refusals():
         secret = json.loads(values.decrypt_text(row.encrypted, "the sign-in was"))
     server = AuthorizationServer.from_json(secret["server"])
-    if ways_in.issuer_of(member) not in ("", server.issuer):
+    if member.allowed_issuer not in ("", server.issuer):
         raise RequestRefusedError(OVER)
     client = OAuthClient(*secret["client"])
     guard = outside.Guard.near(row.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
@@ -392,7 +392,7 @@ def _require_same(member: GuildMember, url: str, user: User, issuer: str, *, own
     now = GuildMember.objects.filter(pk=member.pk, removed_at=None).first()
     if now is None or ways_in.url_of(now) != url or ways_in.is_by_user(now) != ways_in.is_by_user(member):
         raise RequestRefusedError(OVER)
-    if ways_in.issuer_of(now) not in ("", issuer):
+    if now.allowed_issuer not in ("", issuer):
         raise RequestRefusedError(OVER)
     if ways_in.refusal(now, own=own):  # with the grant of now nobody signs in
         raise RequestRefusedError(OVER)

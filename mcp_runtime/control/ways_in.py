@@ -119,7 +119,7 @@ def own_report_of(member: GuildMember, user: User) -> Report | None:
 def _row(rows: QuerySet[Any], member: GuildMember, grant: str) -> MemberSignIn | UserSignIn | None:
     """The row, unless it is of another grant or issuer. Then the next start of the member or the next call ends it."""
     row: MemberSignIn | UserSignIn | None = rows.select_related("signed_in_by").filter(url=url_of(member)).first()
-    if row is None or row.way.partition(":")[0] not in ("", grant) or not row.is_of(issuer_of(member)):
+    if row is None or row.way.partition(":")[0] not in ("", grant) or not row.is_of(member.allowed_issuer):
         return None
     return row
 
@@ -139,11 +139,6 @@ def _report(row: SignIn, state: str, grant: str, explanation: str) -> Report:
         expires_at=row.expires_at,
         last_try_failed=row.next_refresh_at is not None,
     )
-
-
-def issuer_of(member: GuildMember) -> str:
-    """The only authorization server that the manifest allows. Empty if it names none."""
-    return str((member.manifest.get("oauth") or {}).get("issuer") or "")
 
 
 def url_of(member: GuildMember) -> str:

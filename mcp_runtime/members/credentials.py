@@ -242,8 +242,8 @@ def other_issuer(old: str, new: str) -> str:
 
 def issuer_now(member_id: int) -> str:
     """The issuer that the manifest names at this moment, also if the connection is older. Empty if it names none."""
-    manifest = GuildMember.objects.filter(pk=member_id).values_list("manifest", flat=True).first() or {}
-    return str((manifest.get("oauth") or {}).get("issuer") or "")
+    member = GuildMember.objects.only("manifest").filter(pk=member_id).first()
+    return member.allowed_issuer if member else ""
 
 
 def forget_client(member_id: int, client: OAuthClient) -> None:

@@ -242,6 +242,11 @@ class GuildMember(models.Model):
         return (self.manifest.get("oauth") or {}).get("credentials") == "user"
 
     @property
+    def allowed_issuer(self) -> str:
+        """The only authorization server that its manifest allows. Empty if it names none."""
+        return str((self.manifest.get("oauth") or {}).get("issuer") or "")
+
+    @property
     def max_concurrency(self) -> int:
         """Calls that may run in it at the same time."""
         return int(self.manifest.get("max_concurrency", 16))

@@ -204,7 +204,7 @@ def still(member: Any) -> dict[str, Any]:
     variables = member.manifest.get("env", {})
     manifest = mask(member.manifest, [["env", key] for key, value in variables.items() if not is_reference(value)])
     return {
-        "manifest": present.json_block(_filled(manifest | {"oauth": _filled(manifest.get("oauth", {}))})),
+        "manifest": present.json_block(_filled(manifest | {"oauth": _filled(manifest.get("oauth") or {})})),
         "server_info": present.json_block(member.server_info),
         "capabilities": present.json_block(member.capabilities),
         "instructions": present.text_block(member.instructions),

@@ -419,6 +419,9 @@ def test_the_manifest_is_shown_without_its_empty_keys(page: Client, anna: GuildM
         assert word in shown
     for word in ("client_id", "scopes", "args"):
         assert word not in shown
+    anna.manifest["oauth"] = None
+    anna.save()
+    assert page.get(page_url(anna)).status_code == 200
 
 
 def test_the_page_has_the_address_at_the_gateway_with_a_button_to_copy_it(
