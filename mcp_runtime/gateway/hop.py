@@ -46,7 +46,7 @@ class Hop:
         self._own_lease = own_lease.hex
         self._key = key
         self._plain_http_hosts = plain_http_hosts
-        self._tls = exchanges.tls_context(ca)
+        self._tls = exchanges.tls_context(ca) if ca else None
         self._lines: dict[str, _Line] = {}  # by lease
         self._tasks: set[asyncio.Task[None]] = set()
 

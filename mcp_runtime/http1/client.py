@@ -335,10 +335,14 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """All connections to members, or to other nodes. `tls` is used for https."""
+    """All connections to members, or to other nodes.
+
+    `tls` is used for https. Without it the first connection with https loads the certificates of the machine. They are
+    hundreds, and most halls never need them here.
+    """
 
     def __init__(self, tls: ssl.SSLContext | None = None) -> None:
-        self._tls = tls or exchanges.tls_context()
+        self._tls = tls
         self._idle: dict[_Pool, list[_Connection]] = {}
         self._open: set[_Connection] = set()
         self._names = Names()
@@ -422,6 +426,8 @@ class Connections:
     async def _open_connection(self, pool: _Pool) -> _Connection:
         """Connect to the first address of the host that accepts it. Raise OSError and UnicodeError."""
         host, port, is_tls, _ = pool
+        if is_tls and self._tls is None:
+            self._tls = exchanges.tls_context()
         tls, server_hostname = (self._tls, host) if is_tls else (None, None)
         failure: OSError = OSError("the host has no address")
         for address in await self._names.look_up(host):

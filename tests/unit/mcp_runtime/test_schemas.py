@@ -31,10 +31,10 @@ def fits(schema: dict[str, Any], arguments: dict[str, Any]) -> bool:
 
 
 def run_within(seconds: float, function: Callable[[], object]) -> object:
-    slowness, started_at = machine.slowness(), time.thread_time()
+    started_at = time.thread_time()
     result = function()
     elapsed = time.thread_time() - started_at
-    assert elapsed < seconds * max(slowness, machine.slowness())
+    assert elapsed < seconds or elapsed < seconds * machine.slowness()
     return result
 
 

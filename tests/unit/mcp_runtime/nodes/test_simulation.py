@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from mcp_runtime.nodes import watch
@@ -12,6 +14,8 @@ from tests.unit.mcp_runtime.nodes.simulated_rows import Protocol
 from tests.unit.mcp_runtime.nodes.simulation import SimulatedHall, Violation
 
 SEEDS = 10_000
+# How many must keep the promises. At home fewer are enough, because only a change of the protocol can break them.
+KEPT_SEEDS = SEEDS if os.environ.get("CI") == "true" else 2_000
 CHUNKS = 10
 
 
@@ -22,7 +26,7 @@ def run_until_violation(protocol: Protocol) -> None:
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_member_has_two_processes_no_call_is_sent_twice_and_all_recover(chunk: int) -> None:
-    for seed in range(chunk, SEEDS, CHUNKS):
+    for seed in range(chunk, KEPT_SEEDS, CHUNKS):
         SimulatedHall(seed).run()
 
 
