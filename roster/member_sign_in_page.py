@@ -9,7 +9,7 @@ from django.urls import path
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from mcp_runtime.control import sign_ins
+from mcp_runtime.control import sign_in_clients, sign_ins
 from mcp_runtime.protocol.errors import RequestRefusedError
 from mcp_runtime.security import principals
 from roster.addresses import web_address
@@ -57,7 +57,7 @@ def document(request: HttpRequest) -> HttpResponse:
     """The hall as a client, for authorization servers that read such documents. They need an https address."""
     if not web_address().startswith("https:"):
         raise Http404("the hall has no public address")
-    return JsonResponse(sign_ins.document(web_address()))
+    return JsonResponse(sign_in_clients.document(web_address()))
 
 
 urlpatterns = [

@@ -6,11 +6,10 @@ So whoever may start and stop the member may sign it in. Functions with `own` ar
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,8 @@ from django.utils import timezone
 
 from mcp_runtime.control import ways_in
 from mcp_runtime.control.members import record_of_member, require_enabled, set_desired_state
-from mcp_runtime.protocol.errors import ClientIdNeededError, ClientOverError, RequestRefusedError, SecretError
+from mcp_runtime.control.sign_in_clients import CALLBACK, Known, client_of, refusals, server_of
+from mcp_runtime.protocol.errors import ClientIdNeededError, ClientOverError, RequestRefusedError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
 from mcp_runtime.security import resources
@@ -30,23 +30,15 @@ from roster.models import (
     AuditEntry,
     GuildMember,
     MemberSignInAttempt,
-    SignIn,
     SignInAttempt,
     UserSignInAttempt,
 )
 
 if TYPE_CHECKING:  # the web loads them when somebody signs a member in
-    from mcp_runtime.client.outside import Guard
-    from mcp_runtime.members.credentials import Held, Holder
+    from mcp_runtime.members.credentials import Holder
     from mcp_runtime.members.manifest.declaration import Manifest
-    from mcp_runtime.oauth.challenges import Challenge
-    from mcp_runtime.oauth.clients import OAuthClient
-    from mcp_runtime.oauth.discovery import AuthorizationServer
 
 Kind = AuditEntry.Kind
-# Both are below the address of the web.
-CALLBACK = "/members/sign-in/"
-DOCUMENT = "/members/sign-in/client.json"
 OVER = "This sign-in is over, or somebody else began it. Open the page of the member and sign in again."
 
 
@@ -94,15 +86,15 @@ def begin(
     holder = _holder(member, user if own else None)
     if refusal := ways_in.refusal(member, own=own):
         raise RequestRefusedError(refusal)
-    known = _Known.of(member, manifest.url, holder)
+    known = Known.of(member, manifest.url, holder)
     guard = outside.Guard.near(manifest.url, settings.GUILD_HALL_PLAIN_HTTP_HOSTS)
     redirect = f"{web}{CALLBACK}"
     with outside.in_total(credentials.ASK_SECONDS):
-        server = _server(member, manifest, known, guard)
+        server = server_of(member, manifest, known, guard)
         scopes = grants.wanted_scopes(server, known.challenge, manifest.oauth.scopes, known.kept_scopes(server))
         try:
             entered = (client_id, client_secret)
-            client = _client(member, server, known.client(server, redirect), guard, web, entered, scopes)
+            client = client_of(member, server, known.client(server, redirect), guard, web, entered, scopes)
         except ClientIdNeededError as need:
             if not own:
                 raise
@@ -139,143 +131,18 @@ def _manifest_of_remote_server(member: GuildMember) -> Manifest:
     return manifest
 
 
-@dataclass(frozen=True)
-class _Known:
-    """What the hall knows of the authorization server before a sign-in.
-
-    `row` and `held` are for whom the sign-in is. For a user, `row_of_member` and `held_of_member` are those of the
-    member, whose client helps each user. Its tokens are not read. Otherwise both are the same.
-    """
-
-    row: SignIn | None
-    held: Held | None
-    row_of_member: SignIn | None
-    held_of_member: Held | None
-
-    @classmethod
-    def of(cls, member: GuildMember, url: str, holder: Holder) -> _Known:
-        """Raises RequestRefusedError if the key of the secrets is not there."""
-        from mcp_runtime.members import credentials
-
-        row = credentials.row_of(member.pk, url, holder)
-        of_member = credentials.row_of(member.pk, url, credentials.LISTS) if holder.is_user else row
-        with _refusals():
-            held = credentials.read(row) if row else None
-            held_of_member = credentials.read(of_member) if of_member else None
-        return cls(row, held, of_member, held_of_member)
-
-    @property
-    def challenge(self) -> Challenge:
-        from mcp_runtime.oauth.challenges import Challenge
-
-        asked = self.row if self.row and self.row.resource_metadata else self.row_of_member or self.row
-        return Challenge(True, asked.resource_metadata, tuple(asked.challenge_scopes)) if asked else Challenge()
-
-    def issuer_of_secret(self, member: GuildMember) -> str:
-        """The authorization server that may have the secret of the manifest. Empty before the first sign-in."""
-        from mcp_runtime.members import credentials
-
-        if ways_in.is_by_user(member):
-            return credentials.issuer_of_users(member.pk, ways_in.url_of(member))
-        return credentials.issuer_of(self.held_of_member)
-
-    def kept_scopes(self, server: AuthorizationServer) -> tuple[str, ...]:
-        """The scopes that the hall has. They stay, so that a step up does not take others away."""
-        if self.row is None or not self.row.wanted_scopes or self.row.issuer != server.issuer:
-            return ()
-        return (*self.row.scopes, *self.row.wanted_scopes)
-
-    def client(self, server: AuthorizationServer, redirect: str) -> OAuthClient | None:
-        """Who the hall was at this server at the last sign-in of the member, or else of the user."""
-        of_member: OAuthClient | None = _client_there(self.held_of_member, self.row_of_member, server, redirect)
-        return of_member or _client_there(self.held, self.row, server, redirect)
-
-
-def _server(member: GuildMember, manifest: Manifest, known: _Known, guard: Guard) -> AuthorizationServer:
-    """The authorization server that the member names, if the secret of the manifest may be sent there."""
-    from mcp_runtime.members import credentials
-    from mcp_runtime.oauth import discovery
-
-    server = discovery.discover(manifest.url, known.challenge, guard)
-    if manifest.oauth.client_secret or manifest.oauth.issuer:
-        before, is_by_user = known.issuer_of_secret(member), ways_in.is_by_user(member)
-        credentials.require_issuer(server, manifest.oauth.issuer, before, is_by_user=is_by_user)
-    return server
-
-
 def _holder(member: GuildMember, user: User | None) -> Holder:
     """Whose the tokens are: of this user alone, or those of the member. Raises RequestRefusedError."""
     from mcp_runtime.members import credentials
 
     if user is None:
-        return credentials.LISTS if ways_in.is_by_user(member) else credentials.EVERYBODY
-    if not ways_in.is_by_user(member):
+        return credentials.LISTS if member.signs_in_by_user else credentials.EVERYBODY
+    if not member.signs_in_by_user:
         raise RequestRefusedError(
             f"users have no sign-in of their own at member {member.name!r}; its manifest has no "
             'oauth.credentials of "user"'
         )
     return credentials.of_user(user.pk)
-
-
-def _client_there(
-    held: Held | None, row: SignIn | None, server: AuthorizationServer, redirect: str
-) -> OAuthClient | None:
-    """Who the hall was at this authorization server at the last sign-in, if the same redirect is known there."""
-    if held is None or row is None or held.server is None or held.server.issuer != server.issuer:
-        return None
-    return held.client if row.redirect == redirect else None
-
-
-def _client(
-    member: GuildMember,
-    server: AuthorizationServer,
-    same: OAuthClient | None,
-    guard: Guard,
-    web: str,
-    entered: tuple[str, str],
-    scopes: Sequence[str],
-) -> OAuthClient:
-    """Who the hall is there, in the order of the specification: known, by its document, registered, or entered."""
-    from mcp_runtime.oauth import clients
-
-    oauth = member.manifest.get("oauth") or {}
-    if oauth.get("client_id"):
-        with _refusals():
-            secret = _secret_of_manifest(member, str(oauth.get("client_secret") or ""))
-        return clients.known(str(oauth["client_id"]), secret, server, "manifest")
-    if entered[0]:
-        _require_text(*entered)
-        return clients.known(*entered, server, "entered")
-    if same is not None and same.source in clients.REPLACEABLE:
-        return same
-    if server.reads_documents and web.startswith("https:"):
-        return clients.OAuthClient(f"{web}{DOCUMENT}", source="document")
-    if server.registration_endpoint:
-        return clients.register(server, f"{web}{CALLBACK}", guard, scopes)
-    raise ClientIdNeededError(
-        f"the hall cannot register at {server.issuer!r}. Register it there by hand, with the redirect address "
-        f"{web}{CALLBACK}, and enter the client id"
-    )
-
-
-def _secret_of_manifest(member: GuildMember, reference: str) -> str:
-    if not reference:
-        return ""
-    from mcp_runtime.secrets import references
-
-    sources = references.Sources(
-        settings.GUILD_HALL_MEMBERS_DIR / member.directory,
-        private=(settings.GUILD_HALL_DATA_DIR, *settings.PRIVATE_PLACES),
-        files=settings.GUILD_HALL_SECRET_FILES_DIR,
-        secret=values.MemberSecrets(member, member.manifest),
-    )
-    return references.resolve({"client_secret": reference}, sources, "oauth").values["client_secret"]
-
-
-def _require_text(client_id: str, secret: str) -> None:
-    for text, longest in ((client_id, 2048), (secret, 8192)):
-        if len(text) > longest or not text.isascii() or (text and not text.isprintable()):
-            raise RequestRefusedError("a client id and its secret are one line of visible ASCII")
 
 
 def _write_attempt(
@@ -291,7 +158,7 @@ def _write_attempt(
     # Many users may sign in at once, so one of them must not push out the others.
     rivals = {"user": user} if holder.is_user else {}
     purpose = {} if holder.is_shared else {"for_lists": not holder.is_user}
-    with _refusals(), short_transaction():
+    with refusals(), short_transaction():
         values.lock()
         attempts.filter(created_at__lt=timezone.now() - MemberSignInAttempt.LIFETIME).delete()
         others = attempts.filter(member=member, **rivals, **purpose).order_by("-pk").values_list("pk", flat=True)
@@ -332,7 +199,7 @@ def finish(
     member, own = row.member, isinstance(row, UserSignInAttempt) and not row.for_lists
     if not _is_open(row, own=own) or not may_finish(member, own):
         raise RequestRefusedError(OVER)
-    with _refusals():
+    with refusals():
         secret = json.loads(values.decrypt_text(row.encrypted, "the sign-in was"))
     server = AuthorizationServer.from_json(secret["server"])
     if member.allowed_issuer not in ("", server.issuer):
@@ -347,7 +214,7 @@ def finish(
     except ClientOverError:
         credentials.forget_client(member.pk, client)
         raise
-    with _refusals(), short_transaction():
+    with refusals(), short_transaction():
         _require_same(member, row.url, user, server.issuer, own=own)
         holder = _holder(member, user if own else None)
         if holder == credentials.LISTS:
@@ -383,14 +250,14 @@ def _taken_attempt(state: str, user: User, session: str) -> MemberSignInAttempt 
 def _is_open(row: MemberSignInAttempt | UserSignInAttempt, *, own: bool) -> bool:
     """Whether the attempt is in time, and its member is as it was. After a change, the tokens could be for others."""
     member, is_late = row.member, row.created_at < timezone.now() - MemberSignInAttempt.LIFETIME
-    is_same = isinstance(row, UserSignInAttempt) == ways_in.is_by_user(member) and row.url == ways_in.url_of(member)
+    is_same = isinstance(row, UserSignInAttempt) == member.signs_in_by_user and row.url == member.server_url
     return is_same and not is_late and member.removed_at is None and not ways_in.refusal(member, own=own)
 
 
 def _require_same(member: GuildMember, url: str, user: User, issuer: str, *, own: bool) -> None:
     """Raise RequestRefusedError if somebody removed or changed the member or the user during the request."""
     now = GuildMember.objects.filter(pk=member.pk, removed_at=None).first()
-    if now is None or ways_in.url_of(now) != url or ways_in.is_by_user(now) != ways_in.is_by_user(member):
+    if now is None or now.server_url != url or now.signs_in_by_user != member.signs_in_by_user:
         raise RequestRefusedError(OVER)
     if now.allowed_issuer not in ("", issuer):
         raise RequestRefusedError(OVER)
@@ -446,15 +313,6 @@ def address_of_web() -> str:
     return resources.web_address()
 
 
-def document(web: str) -> dict[str, Any]:
-    """What the hall publishes about itself (Client ID Metadata Document)."""
-    from mcp_runtime.oauth import clients
-
-    return clients.description(
-        f"{web}{CALLBACK}", client_id=f"{web}{DOCUMENT}", client_uri=web, **{"token_endpoint_auth_method": "none"}
-    )
-
-
 # Helpers ----------------------------------------------------------------------------------------------------------
 
 
@@ -466,12 +324,3 @@ def _connect_again(member: GuildMember) -> None:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Raise RequestRefusedError in place of SecretError."""
-    try:
-        yield
-    except SecretError as error:
-        raise RequestRefusedError(str(error)) from error

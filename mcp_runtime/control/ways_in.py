@@ -80,16 +80,11 @@ class Report:
     last_try_failed: bool = False  # to get or renew the tokens. The error of the call has the reason
 
 
-def is_by_user(member: GuildMember) -> bool:
-    """Whether each user of the member has an own sign-in."""
-    return member.signs_in_by_user
-
-
 def report_of(member: GuildMember) -> Report | None:
     """The sign-in of the member itself. None for a member that is no remote server."""
     if not member.server_url:
         return None
-    rows = UserSignIn.objects.filter(member=member, user=None) if is_by_user(member) else None
+    rows = UserSignIn.objects.filter(member=member, user=None) if member.signs_in_by_user else None
     grant = grant_of(member)
     row = _row(MemberSignIn.objects.filter(pk=member.pk) if rows is None else rows, member, grant)
     explanation = sentence(grant)
@@ -104,7 +99,7 @@ def report_of(member: GuildMember) -> Report | None:
 
 def own_report_of(member: GuildMember, user: User) -> Report | None:
     """The sign-in of this user. None for a member where users have none of their own."""
-    if not is_by_user(member):
+    if not member.signs_in_by_user:
         return None
     grant = own_grant_of(member)
     row = _row(UserSignIn.objects.filter(member=member, user=user), member, grant)
@@ -118,7 +113,7 @@ def own_report_of(member: GuildMember, user: User) -> Report | None:
 
 def _row(rows: QuerySet[Any], member: GuildMember, grant: str) -> MemberSignIn | UserSignIn | None:
     """The row, unless it is of another grant or issuer. Then the next start of the member or the next call ends it."""
-    row: MemberSignIn | UserSignIn | None = rows.select_related("signed_in_by").filter(url=url_of(member)).first()
+    row: MemberSignIn | UserSignIn | None = rows.select_related("signed_in_by").filter(url=member.server_url).first()
     if row is None or row.way.partition(":")[0] not in ("", grant) or not row.is_of(member.allowed_issuer):
         return None
     return row
@@ -139,8 +134,3 @@ def _report(row: SignIn, state: str, grant: str, explanation: str) -> Report:
         expires_at=row.expires_at,
         last_try_failed=row.next_refresh_at is not None,
     )
-
-
-def url_of(member: GuildMember) -> str:
-    """The address of a remote server. Empty for a member with a process."""
-    return str(member.manifest.get("url") or "")

@@ -20,7 +20,6 @@ from mcp_runtime.oauth.challenges import Challenge
 from mcp_runtime.oauth.grants import ASSERTED_SECONDS
 from mcp_runtime.oauth.proof_keys import ProofKey
 from mcp_runtime.protocol.errors import (
-    SIGN_IN_TEXTS,
     AccessEndedError,
     AssertionRefusedError,
     ChallengeError,
@@ -31,6 +30,7 @@ from mcp_runtime.protocol.errors import (
     SecretError,
     ServerAwayError,
     SignInNeededError,
+    SignInText,
 )
 from mcp_runtime.rows import clock
 from mcp_runtime.rows.database import unit_of_work
@@ -152,7 +152,7 @@ class AccessToken(Bearer):
         if self.is_own:
             own = self._own_sign_in if self._needs_login else None
             where = f" at {self._own_page}" if self._needs_login else ""  # such a reason ends with "log in to the hall"
-            return SignInNeededError(f"{SIGN_IN_TEXTS.no_account}: {self._reason}{where}", own=own)
+            return SignInNeededError(f"{SignInText.NO_ACCOUNT}: {self._reason}{where}", own=own)
         return SignInNeededError(self._sentence() + self._why_ended, own=self._own_sign_in)
 
     def needs(self, error: ChallengeError) -> SignInNeededError | None:
@@ -300,9 +300,7 @@ class AccessToken(Bearer):
         return f" ({self._ended_by})" if self._ended_by else ""
 
     def _sentence(self, scopes: Collection[str] = (), *, is_more: bool = False) -> str:
-        needed, how = SIGN_IN_TEXTS.needed, HOW.format(self.manifest.name)
-        if is_more and scopes:
-            needed = f"{SIGN_IN_TEXTS.more_scopes} ({' '.join(scopes)[:300]})"
-        if self._own_page:
-            how = f"{SIGN_IN_TEXTS.own} {self._own_page}"
+        needs_more = is_more and scopes
+        needed = f"{SignInText.MORE_SCOPES} ({' '.join(scopes)[:300]})" if needs_more else SignInText.NEEDED
+        how = f"{SignInText.OWN} {self._own_page}" if self._own_page else HOW.format(self.manifest.name)
         return f"{needed}: {how}"

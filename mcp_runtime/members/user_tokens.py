@@ -14,18 +14,18 @@ from mcp_runtime.client.client import INITIALIZE_TIMEOUT, JsonRpcClient
 from mcp_runtime.client.exchanges import Exchange
 from mcp_runtime.members.access_tokens import AccessToken, SignInKey
 from mcp_runtime.protocol.errors import (
-    SIGN_IN_TEXTS,
     ClientError,
     HttpStatusError,
     RequestTimeoutError,
     SecretError,
     SignInNeededError,
+    SignInText,
 )
 from mcp_runtime.rows.database import unit_of_work
 from roster.models import AgentMessage
 
 MAX_USERS = 1_000  # whose tokens and clients are kept for one member. The rows have all of them
-NO_USER = f"{SIGN_IN_TEXTS.no_user}; call it as a user, such as with a token"
+NO_USER = f"{SignInText.NO_USER}; call it as a user, such as with a token"
 
 OTHER_ASKER = (
     "each user signs in there alone since its manifest changed, and this agent has the account of its creator, who did "

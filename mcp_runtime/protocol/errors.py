@@ -360,18 +360,14 @@ class OwnSignIn:
     is_login: bool = False
 
 
-@dataclass(frozen=True)
-class _SignInTexts:
+class SignInText(StrEnum):
     """Parts of the messages of SignInNeededError. The admin gives other advice for each of them."""
 
-    needed: str = "needs a sign-in"  # at the authorization server of the member
-    more_scopes: str = "needs a sign-in for more scopes"
-    own: str = "each user signs in there alone. Sign in for yourself at"
-    no_account: str = "has no account for you now"  # from the login of the user at single sign-on
-    no_user: str = "each user signs in there alone, and this request is of no user"
-
-
-SIGN_IN_TEXTS = _SignInTexts()
+    NEEDED = "needs a sign-in"  # at the authorization server of the member
+    MORE_SCOPES = "needs a sign-in for more scopes"
+    OWN = "each user signs in there alone. Sign in for yourself at"
+    NO_ACCOUNT = "has no account for you now"  # from the login of the user at single sign-on
+    NO_USER = "each user signs in there alone, and this request is of no user"
 
 
 class SignInNeededError(ClientError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from django.urls import reverse
 from django.utils.html import format_html
 
-from mcp_runtime.protocol.errors import SIGN_IN_TEXTS, ErrorKind
+from mcp_runtime.protocol.errors import ErrorKind, SignInText
 from mcp_runtime.security.access import Principal
 from roster.models import GuildMember
 
@@ -30,12 +30,11 @@ def hint_of(kind: str, message: str, member: GuildMember, viewer: Viewer, genera
     """
     if kind != ErrorKind.UNAVAILABLE or not member.server_url:
         return general
-    texts = SIGN_IN_TEXTS
-    if member.signs_in_by_user and texts.no_user in message:
+    if member.signs_in_by_user and SignInText.NO_USER in message:
         return "Each user signs in at this member alone, and this call is of no user. Call it here, or with your token."
-    if member.signs_in_by_user and (texts.own in message or texts.no_account in message):
+    if member.signs_in_by_user and (SignInText.OWN in message or SignInText.NO_ACCOUNT in message):
         return _of_own(message, member, viewer)
-    return _of_member(member, viewer) if texts.needed in message else general
+    return _of_member(member, viewer) if SignInText.NEEDED in message else general
 
 
 def _of_own(message: str, member: GuildMember, viewer: Viewer) -> str:
@@ -44,9 +43,9 @@ def _of_own(message: str, member: GuildMember, viewer: Viewer) -> str:
         own_page = reverse("member-own-sign-in", args=[member.pk])
         text = "Only {} can do that, after a login to this hall, on the page <code>{}</code>." + AGAIN
         return format_html(text, viewer.requester or "the user who called", own_page)
-    if SIGN_IN_TEXTS.no_account in message:
+    if SignInText.NO_ACCOUNT in message:
         text = "Open <a href='{}'>your access at {}</a>. If your login has ended, log in again there." + AGAIN
-    elif SIGN_IN_TEXTS.more_scopes in message:
+    elif SignInText.MORE_SCOPES in message:
         text = "<a href='{}'>Sign in at {} again</a>, and allow the scopes that the tool needs." + AGAIN
     else:
         text = "<a href='{}'>Sign in at {}</a> with your own account there." + AGAIN

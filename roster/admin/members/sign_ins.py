@@ -71,7 +71,7 @@ class SignInScreen(RuntimeRowAdmin):
             "opts": self.opts,
             "member": member,
             "report": ways_in.report_of(member),
-            "by_user": ways_in.is_by_user(member),
+            "by_user": member.signs_in_by_user,
         }
         return TemplateResponse(request, "admin/roster/guildmember/sign_in.html", context)
 

@@ -8,7 +8,6 @@ from django.urls import reverse
 
 from mcp_runtime.control import ways_in
 from mcp_runtime.control.members import find_member
-from mcp_runtime.control.ways_in import is_by_user, report_of
 from mcp_runtime.protocol.errors import RequestRefusedError
 from roster.addresses import web_address
 from roster.management.hall_command import HallCommand
@@ -29,11 +28,11 @@ class Command(HallCommand):
             member = find_member(options["name"])
         except RequestRefusedError as refusal:
             raise CommandError(harmless(str(refusal))) from refusal
-        report = report_of(member)
+        report = ways_in.report_of(member)
         if report is None:
             raise CommandError(f"{member.name} is no remote server, so it has nothing to sign in at.")
         if options["own"]:
-            if not is_by_user(member):
+            if not member.signs_in_by_user:
                 raise CommandError(f"Users have no sign-in of their own at {member.name}.")
             if fault := ways_in.refusal(member, own=True):
                 raise CommandError(harmless(fault[0].upper() + fault[1:]))

@@ -187,6 +187,7 @@ OPEN_TO_INTERFACES = {
     "mcp_runtime.control.id_tokens",
     "mcp_runtime.control.secrets",
     "mcp_runtime.control.sign_ins",
+    "mcp_runtime.control.sign_in_clients",
     "mcp_runtime.control.ways_in",
     "mcp_runtime.control.agents",
     "mcp_runtime.control.tokens",

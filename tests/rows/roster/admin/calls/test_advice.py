@@ -10,7 +10,7 @@ from django.test import Client
 from django.urls import reverse
 
 from mcp_runtime.members.user_tokens import NO_USER
-from mcp_runtime.protocol.errors import SIGN_IN_TEXTS, ErrorKind, MemberFailedError
+from mcp_runtime.protocol.errors import ErrorKind, MemberFailedError, SignInText
 from mcp_runtime.security import principals
 from roster.admin.members import extra_outcomes
 from roster.models import Call, GuildMember
@@ -19,12 +19,10 @@ from tests.support.admin import allow, html, make_call, make_member, make_tool, 
 pytestmark = pytest.mark.django_db
 
 URL = "https://mcp.example.com/mcp"
-OWN = f"{SIGN_IN_TEXTS.needed}: {SIGN_IN_TEXTS.own} http://localhost:8000/members/1/own-sign-in/"
-MORE = f"{SIGN_IN_TEXTS.more_scopes} (write): {SIGN_IN_TEXTS.own} http://localhost:8000/members/1/own-sign-in/"
-LOGIN = (
-    f"{SIGN_IN_TEXTS.no_account}: it takes the login at Okta; log in to the hall with Okta at http://localhost:8000/"
-)
-SHARED = f"member 'vault' {SIGN_IN_TEXTS.needed}: sign in on its page in the admin, or with guildhall sign_in vault"
+OWN = f"{SignInText.NEEDED}: {SignInText.OWN} http://localhost:8000/members/1/own-sign-in/"
+MORE = f"{SignInText.MORE_SCOPES} (write): {SignInText.OWN} http://localhost:8000/members/1/own-sign-in/"
+LOGIN = f"{SignInText.NO_ACCOUNT}: it takes the login at Okta; log in to the hall with Okta at http://localhost:8000/"
+SHARED = f"member 'vault' {SignInText.NEEDED}: sign in on its page in the admin, or with guildhall sign_in vault"
 
 
 def vault(**oauth: str) -> GuildMember:
