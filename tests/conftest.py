@@ -10,6 +10,7 @@ import shutil
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -119,12 +120,36 @@ WITHOUT_COVERAGE = tuple(
         *(f"unit/test_{name}.py" for name in ("packaging", "settings_documented")),
     )
 )
+# Further sets of parameters of a test mostly run the same lines, so what is reported as covered is covered at least.
+MAX_COVERED_SETS = 2
+IS_COVERED = pytest.StashKey[bool]()
+_sets = Counter[str]()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
+    function = item.nodeid.partition("[")[0]
+    _sets[function] += 1
     has_generated_examples = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    if has_generated_examples or any(item.path.is_relative_to(place) for place in WITHOUT_COVERAGE):
-        item.add_marker("no_cover")
+    is_without = any(item.path.is_relative_to(place) for place in WITHOUT_COVERAGE)
+    item.stash[IS_COVERED] = not has_generated_examples and not is_without and _sets[function] <= MAX_COVERED_SETS
+
+
+@contextlib.contextmanager
+def _without_coverage(item: pytest.Item) -> Iterator[None]:
+    """Not in processes that it starts either.
+
+    The marker of pytest-cov is for the call alone, but fixtures take a third of the time of the tests of rows.
+    """
+    controller = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        if controller is not None:
+            controller.pause()
+        try:
+            yield
+        finally:
+            if controller is not None:
+                controller.resume()
 
 
 def pytest_collection_finish() -> None:
@@ -159,9 +184,9 @@ def _touches_rows(item: pytest.Item) -> bool:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     measures_time = item.get_closest_marker("alone") is not None
-    with machine.Turn(_shared, may_be_alone=measures_time), pytest.MonkeyPatch.context() as patch:
-        if measures_time or item.get_closest_marker("no_cover"):  # nor in processes that it starts
-            patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+    is_covered = item.stash[IS_COVERED] and not measures_time
+    coverage = contextlib.nullcontext() if is_covered else _without_coverage(item)
+    with machine.Turn(_shared, may_be_alone=measures_time), coverage:
         return (yield)
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -44,18 +45,18 @@ BOUNDED = {name: row for name, row in SETTINGS.items() if re.fullmatch(r"\d+ to 
 
 
 @pytest.fixture
-def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+def load(tmp_path: Path) -> Iterator[Load]:
     """The values of settings.py in an environment with only these variables."""
-    for variable in [variable for variable in os.environ if VARIABLE.fullmatch(variable)]:
-        monkeypatch.delenv(variable)
 
     def run(**environment: str) -> dict[str, Any]:
         own = {"GUILD_HALL_DATA_DIR": str(tmp_path / "var"), "GUILD_HALL_ENV_FILE": os.devnull}
-        for variable, value in (own | environment).items():
-            monkeypatch.setenv(variable, value)
+        os.environ.update(own | environment)
         return runpy.run_path(str(ROOT / "guildhall" / "settings.py"))
 
-    return run
+    # Undone as a whole, because settings.py adds the variables of an env file to the environment.
+    others = {name: value for name, value in os.environ.items() if not VARIABLE.fullmatch(name)}
+    with mock.patch.dict(os.environ, others, clear=True):
+        yield run
 
 
 def manage(*argv: str, data_dir: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -279,7 +279,7 @@ def test_a_held_tool_is_in_no_list_and_its_call_says_why(world: World, notes: Me
     roster, member = world.agent().begin(), world.agent("/mcp/notes").begin()
     eventually(lambda: roster.tools() == [])
     notes.behaviours["tools/list"] = lambda incoming: incoming.result({"tools": [{"name": "echo"}, {"name": "new"}]})
-    assert member.tools() == ["new"]
+    eventually(lambda: member.tools() == ["new"], what="the gateway has read both rows")
     for client, name in ((roster, "notes__echo"), (member, "echo")):
         error = client.call(name)["error"]
         assert error["message"].startswith("tool 'echo' of member 'notes' is held, because a text changed. Nobody can")
