@@ -1,6 +1,7 @@
 """All settings. Each comes from the environment, or has a default that works on any machine.
 
-docs/settings.md has the table. A wrong value stops the start, with a hint.
+docs/settings.md has the table. A wrong value stops the start, with a hint. CONTRIBUTING.md names the other places of a
+new setting.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Errors for requests that get no response. They say what happened, in which member, and whether it may have run.
 
-Most kinds of errors and their texts come from `protocol.errors.ErrorKind`. Only the gateway has two more kinds:
-`cancelled`, which is a status in the call log, and `forbidden`, for refused calls that are not logged.
+Most kinds of errors and their texts come from `protocol.errors.ErrorKind`. The gateway alone has more kinds:
+`cancelled`, which is a status in the call log, and for refused requests `forbidden`, `held`, `disabled` and `limit`.
+An error that a member answers stays unchanged, so its `kind`, if it has one, is the member's own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How much one token may do at a time: calls a minute, concurrent calls, slots, stored bytes. Counted in memory.
 
 `Limits` are the limits that each token can set (declared in `roster.models.tokens`). All other limits are the same for
-every token. They are constants, here or beside the code that they limit.
+every token. They are constants, here or beside the code that they limit. All are checked before the work begins, and
+forgotten when the process ends. `token_buckets` divides the calls a minute between nodes.
 """
 
 from __future__ import annotations

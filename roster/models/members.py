@@ -98,6 +98,7 @@ class GuildMember(models.Model):
     #   warnings         lifecycle
     #   next_restart_at  availability, supervisor
     #   restarts         supervisor, which sets it to 0
+    # `restarts_total` counts each automatic restart. The rows of StatusChange do not, because they merge repeated ones.
     status = models.CharField(max_length=20, choices=Status.choices, default=Status.DISCONNECTED)
     status_changed_at = models.DateTimeField(default=timezone.now)
     last_error = models.TextField(blank=True)

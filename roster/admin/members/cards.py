@@ -26,10 +26,10 @@ from mcp_runtime.security import access
 from roster.admin import present
 from roster.admin.members.verbs import (
     Verb,
+    current_row,
     diagnosis_of,
     tool_count,
     verbs_now,
-    visible_row,
     visible_since,
     waiting_counts,
     word_of,
@@ -304,6 +304,6 @@ def make_card(request: HttpRequest, member: Any, matching_tools: Sequence[Tool],
     liveness = present.liveness(request)
     node = (liveness.owner_of(member) or "none") if liveness.has_several_nodes else ""
     counts = member.held_count, member.edit_count
-    row = visible_row(member)
+    row = current_row(member)
     may_sign_in = may_control and row.needs_sign_in and member.enabled
     return Card(member, row, diagnosis_of(member), verbs, matching_tools, figures or [], node, *counts, may_sign_in)

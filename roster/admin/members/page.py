@@ -25,7 +25,7 @@ from mcp_runtime.schemas.secrets import mask
 from mcp_runtime.secrets.references import is_reference
 from roster import addresses
 from roster.admin import live, present
-from roster.admin.members.verbs import diagnosis_of, visible_row, visible_since, word_of
+from roster.admin.members.verbs import current_row, diagnosis_of, visible_since, word_of
 from roster.admin.rows import principal_of
 from roster.calls import without_names
 from roster.diagnosis import Diagnosis
@@ -86,7 +86,7 @@ def fault_of(member: Any, status: str) -> Fault | None:
 
 def head(member: Any, status: str, progress: str, verbs: list[Any]) -> dict[str, Any]:
     """Status, reason, buttons, process."""
-    row = visible_row(member)
+    row = current_row(member)
     return {
         "member": member,
         "status": status,

@@ -39,10 +39,10 @@ from roster.admin.members.verbs import (
     VERBS,
     Verb,
     annotations_of,
+    current_row,
     obstacle,
     tool_count,
     visible_progress,
-    visible_row,
     visible_status,
 )
 from roster.admin.rows import FolderFilter
@@ -335,13 +335,13 @@ class MemberAdmin(
 
     @admin.display(description="error or progress")
     def short_error(self, member: Member) -> str:
-        row = visible_row(member)
+        row = current_row(member)
         text = present.one_line(row.error or row.start_progress, 80)
         return present.with_times(text or present.NOTHING)
 
     @admin.display(description="endpoint", ordering="port_allocation__port")
     def endpoint(self, member: Member) -> str:
-        return visible_row(member).endpoint or present.NOTHING
+        return current_row(member).endpoint or present.NOTHING
 
     @admin.display(description="tools", ordering="tool_count")
     def tool_count(self, member: Member) -> str:

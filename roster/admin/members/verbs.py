@@ -119,7 +119,7 @@ def _live_ids(member: Member) -> list[int]:
     return [member.node_id] if member.runtime_is_alive and member.node_id is not None else []
 
 
-def visible_row(member: Member) -> GuildMember:
+def current_row(member: Member) -> GuildMember:
     """The member's row with its current, true state. The stored status decides which verbs apply."""
     return true_row(copy(member), live_ids=_live_ids(member))
 
@@ -136,7 +136,7 @@ def visible_since(member: Member) -> datetime | None:
 
 
 def visible_progress(member: Member) -> str:
-    return visible_row(member).start_progress
+    return current_row(member).start_progress
 
 
 def obstacle(verb: str, member: Member) -> str:
