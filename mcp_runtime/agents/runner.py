@@ -22,7 +22,7 @@ from django.db import Error, connection
 from mcp_runtime.agents import setup, transitions
 from mcp_runtime.agents.process import GATEWAY, AgentProcess, Job, remove_files_of_earlier_runs, tool_rule
 from mcp_runtime.agents.transcript import Transcript
-from mcp_runtime.agents.transitions import ErrorKind, Outcome, Status
+from mcp_runtime.agents.transitions import MessageErrorKind, MessageOutcome, MessageStatus
 from mcp_runtime.members.restarts import is_tried_slowly
 from mcp_runtime.protocol.errors import AccessError, RequestRefusedError, SpawnError, describe_exit
 from mcp_runtime.rows.changes import SqliteChanges
@@ -200,7 +200,9 @@ class AgentRunner:
             outcome = self._outcome(run)
         except Exception as error:
             logger.exception("internal error while message %d was handled", run.message.pk)
-            outcome = Outcome.failed(ErrorKind.AGENT, f"internal error: the hall failed to run the agent: {error!r}")
+            outcome = MessageOutcome.failed(
+                MessageErrorKind.AGENT, f"internal error: the hall failed to run the agent: {error!r}"
+            )
         try:
             # If the runtime's stop killed the run, that stop records its end.
             if not run.runtime_stopped.is_set():
@@ -215,9 +217,9 @@ class AgentRunner:
             connection.close()
             self.wake()
 
-    def _outcome(self, run: Run) -> Outcome:
+    def _outcome(self, run: Run) -> MessageOutcome:
         if problem := setup.problem(self._environment):
-            return Outcome.failed(ErrorKind.UNAVAILABLE, f"no agent can run: {problem}")
+            return MessageOutcome.failed(MessageErrorKind.UNAVAILABLE, f"no agent can run: {problem}")
         if early := self._await_members(run):
             return early
         try:
@@ -225,7 +227,7 @@ class AgentRunner:
             tag = f"{self._tag_prefix}message-{run.message.pk}/agent"
             run.process = AgentProcess.spawn(job, directory=self._directory, tag=tag, environment=self._environment)
         except (RequestRefusedError, AccessError, SpawnError) as error:
-            return Outcome.failed(ErrorKind.UNAVAILABLE, str(error))
+            return MessageOutcome.failed(MessageErrorKind.UNAVAILABLE, str(error))
         try:
             answer, stop_cause = self._follow(run, run.process)
         finally:
@@ -237,7 +239,7 @@ class AgentRunner:
             )
         return _outcome_of(run, answer, stop_cause, code, run.process.tail())
 
-    def _await_members(self, run: Run) -> Outcome | None:
+    def _await_members(self, run: Run) -> MessageOutcome | None:
         """Wait until all members of the run are connected. Returns an outcome if the message ends before that."""
         while True:
             missing = unit_of_work(partial(_missing_members, run.message))
@@ -245,14 +247,18 @@ class AgentRunner:
                 return None
             for member in missing:
                 if reason := _why_not_connecting(member):
-                    return Outcome.failed(ErrorKind.UNAVAILABLE, f"member {member.name!r} cannot be used: {reason}")
+                    return MessageOutcome.failed(
+                        MessageErrorKind.UNAVAILABLE, f"member {member.name!r} cannot be used: {reason}"
+                    )
             if run.stop_requested.wait(MEMBER_LOOK):
-                return Outcome(Status.CANCELLED, error_message="stopped while its members were starting")
+                return MessageOutcome(MessageStatus.CANCELLED, error_message="stopped while its members were starting")
             if run.runtime_stopped.is_set():
-                return Outcome.failed(ErrorKind.LOST, "")
+                return MessageOutcome.failed(MessageErrorKind.LOST, "")
             if time.monotonic() > run.deadline:
                 names = ", ".join(f"{member.name} ({member.status})" for member in missing)
-                return Outcome.failed(ErrorKind.UNAVAILABLE, f"not connected within {run.message.timeout:g} s: {names}")
+                return MessageOutcome.failed(
+                    MessageErrorKind.UNAVAILABLE, f"not connected within {run.message.timeout:g} s: {names}"
+                )
 
     def _job(self, message: AgentMessage) -> Job:
         transitions.require_access(message)
@@ -333,17 +339,21 @@ def _why_not_connecting(member: GuildMember) -> str:
     return member.last_reason if member.status == GuildMember.Status.ERROR and not has_next_try else ""
 
 
-def _outcome_of(run: Run, answer: dict[str, Any], stop_cause: str, code: int, tail: str) -> Outcome:
+def _outcome_of(run: Run, answer: dict[str, Any], stop_cause: str, code: int, tail: str) -> MessageOutcome:
     usage = answer.get("usage", {})
     if answer and not answer["is_error"]:
-        return Outcome(Status.SUCCEEDED, result=answer["text"], usage=usage)
+        return MessageOutcome(MessageStatus.SUCCEEDED, result=answer["text"], usage=usage)
     if stop_cause == "stop":
-        return Outcome(Status.CANCELLED, error_message="stopped", usage=usage)
+        return MessageOutcome(MessageStatus.CANCELLED, error_message="stopped", usage=usage)
     if stop_cause == "deadline":
-        return Outcome.failed(ErrorKind.TIMEOUT, f"the agent did not end within {run.message.timeout:g} s", usage)
+        return MessageOutcome.failed(
+            MessageErrorKind.TIMEOUT, f"the agent did not end within {run.message.timeout:g} s", usage
+        )
     if answer:
-        return Outcome.failed(ErrorKind.AGENT, answer["text"] or "the agent ended with an error", usage)
+        return MessageOutcome.failed(MessageErrorKind.AGENT, answer["text"] or "the agent ended with an error", usage)
     if run.error:
-        return Outcome.failed(ErrorKind.AGENT, run.error)
+        return MessageOutcome.failed(MessageErrorKind.AGENT, run.error)
     detail = f": {tail}" if tail else ""
-    return Outcome.failed(ErrorKind.AGENT, f"the agent ended with {describe_exit(code)} without an answer{detail}")
+    return MessageOutcome.failed(
+        MessageErrorKind.AGENT, f"the agent ended with {describe_exit(code)} without an answer{detail}"
+    )

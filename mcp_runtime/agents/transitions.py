@@ -41,8 +41,8 @@ from roster.models import Agent, AgentEvent, AgentMessage, Call, GuildMember, No
 
 logger = logging.getLogger("guildhall.runtime")
 
-Status = AgentMessage.Status
-ErrorKind = AgentMessage.ErrorKind
+MessageStatus = AgentMessage.Status
+MessageErrorKind = AgentMessage.ErrorKind
 Kind = AgentEvent.Kind
 
 # A name of digits only would look like an id.
@@ -118,7 +118,7 @@ def queue(agent: Agent, prompt: Any, *, timeout: float, requester: Requester) ->
         clean = jsonrpc.storable(prompt)
     except ProtocolError as error:
         raise RequestRefusedError(f"the prompt cannot be stored: {error}") from error
-    if agent.messages.filter(status=Status.QUEUED).count() >= MAX_QUEUED:
+    if agent.messages.filter(status=MessageStatus.QUEUED).count() >= MAX_QUEUED:
         raise RequestRefusedError(f"agent {agent.name!r} has {MAX_QUEUED} messages waiting already")
     _require_own_account(agent.members.all(), agent.created_by, requester.user)
     return AgentMessage.objects.create(
@@ -157,8 +157,10 @@ def due_messages(lease_id: uuid.UUID) -> QuerySet[AgentMessage]:
     earlier = AgentMessage.objects.filter(
         agent=OuterRef("agent"), status__in=AgentMessage.ACTIVE, pk__lt=OuterRef("pk")
     )
-    running = AgentMessage.objects.filter(agent=OuterRef("agent"), status=Status.RUNNING)
-    messages = AgentMessage.objects.filter(~Exists(earlier), ~Exists(running), status=Status.QUEUED).order_by("id")
+    running = AgentMessage.objects.filter(agent=OuterRef("agent"), status=MessageStatus.RUNNING)
+    messages = AgentMessage.objects.filter(~Exists(earlier), ~Exists(running), status=MessageStatus.QUEUED).order_by(
+        "id"
+    )
     if connection.vendor == "sqlite":  # the hall has one runtime
         return messages
     # A direct agent uses ports of its own machine. On another one these may be ports of members that it may not use.
@@ -182,20 +184,20 @@ def end_unserved_messages(lease_id: uuid.UUID) -> int:
 
 def _end_late(condition: Q, reason: str, lease_id: uuid.UUID) -> int:
     """End the queued messages that match, and have waited for longer than their timeout."""
-    queued = AgentMessage.objects.filter(condition, status=Status.QUEUED).select_related("agent__node")
+    queued = AgentMessage.objects.filter(condition, status=MessageStatus.QUEUED).select_related("agent__node")
     late = [row for row in queued if clock.now() - row.queued_at > timedelta(seconds=row.timeout)]
     count = 0
     for message in late:
         text = reason.format(node=message.agent.node)
-        count += refuse(message, Outcome.failed(ErrorKind.UNAVAILABLE, text), lease_id)
+        count += refuse(message, MessageOutcome.failed(MessageErrorKind.UNAVAILABLE, text), lease_id)
     return count
 
 
 def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
     """Change a message from queued to running, once. Returns False if it was not queued any more."""
     with short_transaction():
-        count = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED).update(
-            status=Status.RUNNING, started_at=clock.now(), lease_id=lease_id
+        count = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=MessageStatus.QUEUED).update(
+            status=MessageStatus.RUNNING, started_at=clock.now(), lease_id=lease_id
         )
         if count:
             Agent.objects.filter(pk=message.agent_id).update(
@@ -206,7 +208,9 @@ def claim(message: AgentMessage, lease_id: uuid.UUID) -> bool:
 
 def stop_requests(lease_id: uuid.UUID) -> QuerySet[AgentMessage]:
     """Messages that this runtime runs and that have a request to stop."""
-    return AgentMessage.objects.filter(status=Status.RUNNING, lease_id=lease_id, cancel_requested_at__isnull=False)
+    return AgentMessage.objects.filter(
+        status=MessageStatus.RUNNING, lease_id=lease_id, cancel_requested_at__isnull=False
+    )
 
 
 def write_events(message: AgentMessage, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
@@ -309,7 +313,7 @@ def note_problem(problem: str, lease_id: uuid.UUID) -> None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MessageOutcome:
     """The end of a message, with the values of its columns."""
 
     status: AgentMessage.Status
@@ -319,17 +323,19 @@ class Outcome:
     error_message: str = ""
 
     @classmethod
-    def failed(cls, kind: AgentMessage.ErrorKind, message: str, usage: dict[str, Any] | None = None) -> Outcome:
-        return cls(Status.FAILED, error_kind=kind, error_message=message, usage=usage or {})
+    def failed(cls, kind: AgentMessage.ErrorKind, message: str, usage: dict[str, Any] | None = None) -> MessageOutcome:
+        return cls(MessageStatus.FAILED, error_kind=kind, error_message=message, usage=usage or {})
 
 
-def finish(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+def finish(message: AgentMessage, outcome: MessageOutcome, lease_id: uuid.UUID) -> bool:
     """Change a running message to its final status. False if it does not belong to this runtime any more."""
-    rows = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.RUNNING, lease_id=lease_id)
+    rows = AgentMessage.objects.filter(
+        held_by(lease_id), pk=message.pk, status=MessageStatus.RUNNING, lease_id=lease_id
+    )
     return _finish(rows, message, outcome)
 
 
-def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: Outcome) -> bool:
+def _finish(rows: QuerySet[AgentMessage], message: AgentMessage, outcome: MessageOutcome) -> bool:
     changes: dict[str, Any] = {
         "status": outcome.status,
         "finished_at": clock.now(),
@@ -358,22 +364,22 @@ def end_lost_messages(lease_id: uuid.UUID, reason: str) -> int:
 
     The runtime with `lease_id` does this for the whole hall.
     """
-    running = AgentMessage.objects.filter(held_by(lease_id), held_by_none(), status=Status.RUNNING)
+    running = AgentMessage.objects.filter(held_by(lease_id), held_by_none(), status=MessageStatus.RUNNING)
     count = 0
     for message in running:
-        count += _finish(running.filter(pk=message.pk), message, Outcome.failed(ErrorKind.LOST, reason))
+        count += _finish(running.filter(pk=message.pk), message, MessageOutcome.failed(MessageErrorKind.LOST, reason))
     return count
 
 
 def end_messages_of_lease(lease_id: uuid.UUID, reason: str) -> None:
     """Change running messages of this runtime to failed / lost. This is the last step of its stop."""
-    for message in AgentMessage.objects.filter(status=Status.RUNNING, lease_id=lease_id):
-        finish(message, Outcome.failed(ErrorKind.LOST, reason), lease_id)
+    for message in AgentMessage.objects.filter(status=MessageStatus.RUNNING, lease_id=lease_id):
+        finish(message, MessageOutcome.failed(MessageErrorKind.LOST, reason), lease_id)
 
 
-def refuse(message: AgentMessage, outcome: Outcome, lease_id: uuid.UUID) -> bool:
+def refuse(message: AgentMessage, outcome: MessageOutcome, lease_id: uuid.UUID) -> bool:
     """Change a message that was never claimed from queued to failed."""
-    rows = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=Status.QUEUED)
+    rows = AgentMessage.objects.filter(held_by(lease_id), pk=message.pk, status=MessageStatus.QUEUED)
     return _finish(rows, message, outcome)
 
 
@@ -393,10 +399,10 @@ def stop(agent: Agent) -> list[AgentMessage]:
 
 def cancel(message: AgentMessage) -> AgentMessage:
     """Cancel a waiting message, or request the stop of a running one. A message that has ended does not change."""
-    rows = AgentMessage.objects.filter(pk=message.pk, status=Status.QUEUED)
-    outcome = Outcome(Status.CANCELLED, error_message="stopped before it was started")
+    rows = AgentMessage.objects.filter(pk=message.pk, status=MessageStatus.QUEUED)
+    outcome = MessageOutcome(MessageStatus.CANCELLED, error_message="stopped before it was started")
     if not _finish(rows, message, outcome):
-        running = AgentMessage.objects.filter(pk=message.pk, status=Status.RUNNING, cancel_requested_at=None)
+        running = AgentMessage.objects.filter(pk=message.pk, status=MessageStatus.RUNNING, cancel_requested_at=None)
         running.update(cancel_requested_at=clock.now())
     message.refresh_from_db()
     return message

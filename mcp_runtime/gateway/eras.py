@@ -22,7 +22,7 @@ SUPPORTED = [MODERN_VERSION, *reversed(HANDSHAKE_VERSIONS)]
 
 RESOURCE_NOT_FOUND = -32002  # up to 2025-11-25
 # Methods that exist only in sessions.
-REMOVED = frozenset({
+ONLY_WITH_SESSIONS = frozenset({
     "initialize",
     "ping",
     "logging/setLevel",
@@ -31,7 +31,7 @@ REMOVED = frozenset({
     "notifications/initialized",
     "notifications/roots/list_changed",
 })  # fmt: skip
-ADDED = frozenset({"server/discover"})  # methods that do not exist in sessions
+ONLY_WITHOUT_SESSIONS = frozenset({"server/discover"})  # methods that do not exist in sessions
 CACHEABLE = frozenset({
     "server/discover",
     "tools/list",

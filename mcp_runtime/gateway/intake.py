@@ -25,7 +25,7 @@ from mcp_runtime.protocol import jsonrpc
 from mcp_runtime.protocol.errors import MethodError, ProtocolError, TooManyCallsError
 from mcp_runtime.protocol.jsonrpc import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR
 from mcp_runtime.security.access import Principal
-from mcp_runtime.security.limits import BudgetError, ByteBudget, Limiter, Limits, Owner, TimeShare
+from mcp_runtime.security.limits import BudgetError, ByteBudget, Limiter, Owner, TimeShare, TokenLimits
 
 # The size of all bodies whose requests are in progress: for one token, for one user, and for all clients. A body needs
 # up to three times its size in memory while it is decoded and encoded again.
@@ -88,7 +88,7 @@ class Intake:
             self._byte_budget.give_back(owner, reserved_bytes)
 
     @contextlib.contextmanager
-    def count_message(self, principal: Principal, message: Any, limits: Limits | None = None) -> Iterator[None]:
+    def count_message(self, principal: Principal, message: Any, limits: TokenLimits | None = None) -> Iterator[None]:
         """Count one message against the limits of its token. Raises Refusal.
 
         `limits` is the result of `take_shares`. Without other gateways, all limits of the token are counted here.
@@ -122,7 +122,7 @@ class Intake:
         """Whether there are other gateways. This one alone must not wait for the database."""
         return self._shares.are_needed
 
-    async def take_shares(self, principal: Principal, message: Any) -> Limits:
+    async def take_shares(self, principal: Principal, message: Any) -> TokenLimits:
         """Count one message against the limits of all gateways together. Raises Refusal.
 
         Returns the limits that no row counts. `count_message` must follow at once.

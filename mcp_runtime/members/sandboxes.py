@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from mcp_runtime.members.manifest.declaration import Limits, Manifest
+from mcp_runtime.members.manifest.declaration import Manifest, ProcessLimits
 from mcp_runtime.members.manifest.files import BUNDLE
 from mcp_runtime.members.unpacking import DIGEST_FILE
 from mcp_runtime.protocol.errors import SpawnError
@@ -224,7 +224,7 @@ _NO_PROTECTION: Policy = {
 }
 
 
-def resource_limits(limits: Limits, defaults: Mapping[str, int]) -> dict[str, int]:
+def resource_limits(limits: ProcessLimits, defaults: Mapping[str, int]) -> dict[str, int]:
     """The limits of the manifest, or the defaults, by the names of the module resource."""
     values = {key: getattr(limits, key) or defaults.get(key) for key in RESOURCES}
     return {RESOURCES[key][0]: value * RESOURCES[key][1] for key, value in values.items() if value}

@@ -22,7 +22,7 @@ from django.utils import timezone
 
 from mcp_runtime.protocol import mcp
 from mcp_runtime.protocol.errors import NotAllowedError
-from mcp_runtime.security.limits import Limits, Owner
+from mcp_runtime.security.limits import Owner, TokenLimits
 from roster.models import GuildMember, Tool
 
 CONTROL = "roster.control_member"
@@ -35,7 +35,7 @@ VIEW_AGENTS = "roster.view_agent"
 VIEW_NODES = "roster.view_node"
 CHANGE_NODES = "roster.change_node"
 
-NO_LIMITS = Limits()
+NO_LIMITS = TokenLimits()
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Principal:
     tools: frozenset[tuple[str, str]] | None = None  # the token's scope: these tools, each (member, tool)
     # If the token's scope is this tool set, both `members` and `tools` say what is in it. It may use either.
     tool_set: str | None = None
-    limits: Limits = NO_LIMITS
+    limits: TokenLimits = NO_LIMITS
     searches: bool = False  # the option of the token: the gateway lists tools to search, in place of all tools
     pinned: frozenset[tuple[str, str]] = frozenset()  # and these beside them, each (member, tool)
 

@@ -1,8 +1,8 @@
 """How much one token may do at a time: calls a minute, concurrent calls, slots, stored bytes. Counted in memory.
 
-`Limits` are the limits that each token can set (declared in `roster.models.tokens`). All other limits are the same for
-every token. They are constants, here or beside the code that they limit. All are checked before the work begins, and
-forgotten when the process ends. `token_buckets` divides the calls a minute between nodes.
+`TokenLimits` are the limits that each token can set (declared in `roster.models.tokens`). All other limits are the same
+for every token. They are constants, here or beside the code that they limit. All are checked before the work begins,
+and forgotten when the process ends. `token_buckets` divides the calls a minute between nodes.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _count_down(counter: collections.Counter[Any], key: Any, count: int = 1) -> 
 
 
 @dataclass(frozen=True)
-class Limits:
+class TokenLimits:
     """The limits of one token, with the names of `Token.LIMITS`. 0 means no limit."""
 
     calls_per_minute: int = 0
@@ -227,7 +227,7 @@ class Limits:
 
 
 class Limiter:
-    """Counts the calls of each key, for each of `Limits`.
+    """Counts the calls of each key, for each of `TokenLimits`.
 
     The `calls_per_minute` of a whole minute may come at once. After that they refill at the same rate.
     """
@@ -239,7 +239,7 @@ class Limiter:
         self._in_flight: dict[int, int] = {}
 
     @contextmanager
-    def call(self, key: int, limits: Limits) -> Iterator[None]:
+    def call(self, key: int, limits: TokenLimits) -> Iterator[None]:
         """Count one call while the context is entered. Raises TooManyCallsError."""
         self.enter(key, limits)
         try:
@@ -247,7 +247,7 @@ class Limiter:
         finally:
             self.leave(key)
 
-    def enter(self, key: int, limits: Limits) -> None:
+    def enter(self, key: int, limits: TokenLimits) -> None:
         """Count a call that begins. `leave` must follow. Counts nothing if it raises TooManyCallsError."""
         with self._lock:
             in_flight = self._in_flight.get(key, 0)

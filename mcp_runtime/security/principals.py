@@ -27,7 +27,7 @@ from mcp_runtime.protocol.errors import AccessError, TokenError
 from mcp_runtime.rows import plain_sql
 from mcp_runtime.rows.compiled_queries import CompiledQuery, Placeholder
 from mcp_runtime.security.access import CONTROL, INVOKE, VIEW_CALLS, VIEW_MEMBERS, VIEW_TOOLS, Principal
-from mcp_runtime.security.limits import Limits
+from mcp_runtime.security.limits import TokenLimits
 from mcp_runtime.security.resources import is_own_sign_in_on, may_be_outside_token
 from roster.models import AccessToken, GuildMember, Hall, Token, ToolSet, ToolSetEntry, ToolSetGroup
 
@@ -197,7 +197,7 @@ def _principals_of(tokens: Collection[Token]) -> dict[int, Principal]:
             else None,
             tools=frozenset(tools[token.pk]) if token.scope == Token.Scope.TOOLS else None,
             tool_set=names_of_sets.get(token.pk),
-            limits=Limits(**{limit.name: limit.of(token) for limit in Token.LIMITS}),
+            limits=TokenLimits(**{limit.name: limit.of(token) for limit in Token.LIMITS}),
             searches=token.search_mode,
             pinned=frozenset(_member_and_tool(text) for text in token.pinned_tools),
         )

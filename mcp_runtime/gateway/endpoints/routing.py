@@ -64,7 +64,7 @@ class Endpoints:
     async def answer(self, place: Place, request: Request) -> Reply:
         """Return the reply to one request. Raise MethodError with the error for the client."""
         method, client = request.method, request.client
-        if client.is_modern and method in eras.REMOVED:
+        if client.is_modern and method in eras.ONLY_WITH_SESSIONS:
             raise MethodError(METHOD_NOT_FOUND, f"Method not found: {method} does not exist in {mcp.MODERN_VERSION}")
         if method not in self.methods:
             self._require_spelling(method)
@@ -74,7 +74,7 @@ class Endpoints:
                 request.params = tasks.remove_related_task(request.params)  # at the roster, all methods are MCP's
         else:
             self._unseal_task(self._members.get(place.member), request)
-        if method in self._common_handlers and (client.is_modern or method not in eras.ADDED):
+        if method in self._common_handlers and (client.is_modern or method not in eras.ONLY_WITHOUT_SESSIONS):
             return await self._common_handlers[method](place, request)
         if place.member is not None:
             return await self._member.answer(place.member, request)

@@ -34,7 +34,7 @@ class ModernMembers:
         self._upstream_sessions = upstream_sessions
 
     async def ask(self, route: Route, request: Request) -> Reply:
-        if request.method in eras.REMOVED:
+        if request.method in eras.ONLY_WITH_SESSIONS:
             return Answer(envelope.encode(jsonrpc.result_response(request.id, {})))  # only for the gateway
         session, params = request.client.session, request.params
         if "requestState" in params and request.method in suspended.METHODS:

@@ -90,7 +90,7 @@ class NodeRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ProcessLimits:
     """What the processes of a member may use. Without a value there is no limit, or in a sandbox the hall's default."""
 
     memory_mb: Annotated[
@@ -329,7 +329,9 @@ class Manifest:
             "of their install scripts. locked-with-scripts: the same, and install scripts may run."
         ),
     ] = "fetched"
-    limits: Annotated[Limits, Meta(description="What the member's processes may use of the machine.")] = Limits()
+    limits: Annotated[ProcessLimits, Meta(description="What the member's processes may use of the machine.")] = (
+        ProcessLimits()
+    )
     node: Annotated[NodeRules, Meta(description="For a hall with several nodes: which nodes may run the member.")] = (
         NodeRules()
     )
@@ -395,8 +397,8 @@ def _node_rules(values: dict[str, Any]) -> NodeRules:
     return NodeRules(**fields)
 
 
-def _limits(values: dict[str, Any]) -> Limits:
-    return Limits(**{key: value for key, value in values.items() if key in Limits.__dataclass_fields__})
+def _limits(values: dict[str, Any]) -> ProcessLimits:
+    return ProcessLimits(**{key: value for key, value in values.items() if key in ProcessLimits.__dataclass_fields__})
 
 
 def _oauth(values: dict[str, Any]) -> OAuth:
@@ -421,5 +423,5 @@ PROCESS_KEYS = ("name", *SERVER_KEYS, "protocol_version", "sandbox", "packages",
 KEYS = {*FIELDS, "mcp", "$schema"}
 NODE_KEYS = tuple(NodeRules.__dataclass_fields__)
 OAUTH_KEYS = tuple(OAuth.__dataclass_fields__)
-LIMIT_KEYS = tuple(Limits.__dataclass_fields__)
+LIMIT_KEYS = tuple(ProcessLimits.__dataclass_fields__)
 REQUIRED_KEYS = ("name", "version", "transport")

@@ -188,7 +188,7 @@ MODULES_WITH_METHODS = [
 def gateway_methods() -> set[str]:
     """The methods that the gateway knows: those of its tables, and those that it compares a message's method with."""
     endpoint_methods = Endpoints(*[MagicMock()] * len(inspect.signature(Endpoints).parameters)).methods
-    tables = {*endpoint_methods, *eras.REMOVED, *eras.ADDED}
+    tables = {*endpoint_methods, *eras.ONLY_WITH_SESSIONS, *eras.ONLY_WITHOUT_SESSIONS}
     return tables.union(*map(compared_methods, MODULES_WITH_METHODS))
 
 

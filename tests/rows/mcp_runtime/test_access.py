@@ -21,7 +21,7 @@ from mcp_runtime.protocol.errors import AccessError, NotAllowedError, TokenError
 from mcp_runtime.rows import lease
 from mcp_runtime.security import access, principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from mcp_runtime.security.limits import Limits
+from mcp_runtime.security.limits import TokenLimits
 from roster.models import GuildMember, Hall, MemberGroup, Token, Tool, ToolSet, ToolSetEntry, ToolSetGroup
 
 pytestmark = pytest.mark.django_db
@@ -260,7 +260,7 @@ def test_limits_are_those_of_the_token_or_of_the_settings(bob: User, settings: A
     principal_with_limits = principal_with_token(bob, calls_per_minute=0, max_in_flight=3)
     assert (principal_with_limits.limits.calls_per_minute, principal_with_limits.limits.max_in_flight) == (0, 3)
     session = principals.principal_of_user(bob)
-    assert session.limits == Limits()
+    assert session.limits == TokenLimits()
 
 
 def test_an_unknown_token_is_refused() -> None:

@@ -15,7 +15,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from mcp_runtime.agents import transitions
-from mcp_runtime.agents.transitions import Outcome
+from mcp_runtime.agents.transitions import MessageOutcome
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import (
     agent_problem,
@@ -177,7 +177,7 @@ def test_the_oldest_message_of_each_agent_is_due_while_none_of_its_messages_runs
     assert list(transitions.due_messages(lease_id)) == [first, third]
     assert transitions.claim(first, lease_id)
     assert list(transitions.due_messages(lease_id)) == [third]
-    transitions.finish(first, Outcome(transitions.Status.SUCCEEDED, result="done"), lease_id)
+    transitions.finish(first, MessageOutcome(transitions.MessageStatus.SUCCEEDED, result="done"), lease_id)
     assert list(transitions.due_messages(lease_id)) == [second, third]
 
 
@@ -213,8 +213,8 @@ def test_the_outcome_is_the_last_event_and_deletes_the_token(agent: Agent, lease
     token = transitions.make_token(message)
     assert Token.objects.get(digest=Token.digest_of(token)).user == user
     transitions.write_events(message, [("text", {"text": "a\0b"})])
-    assert transitions.finish(message, Outcome(transitions.Status.SUCCEEDED, result="done"), lease_id)
-    assert not transitions.finish(message, Outcome.failed(transitions.ErrorKind.AGENT, "no"), lease_id)
+    assert transitions.finish(message, MessageOutcome(transitions.MessageStatus.SUCCEEDED, result="done"), lease_id)
+    assert not transitions.finish(message, MessageOutcome.failed(transitions.MessageErrorKind.AGENT, "no"), lease_id)
     events = list(transcript(agent))
     assert [event.kind for event in events] == ["text", "result"]
     assert events[0].data == {"text": "a\N{REPLACEMENT CHARACTER}b"}
@@ -313,7 +313,7 @@ def test_running_messages_of_a_dead_runtime_end_as_lost_and_queued_ones_stay(age
     queued_message.refresh_from_db()
     assert (message.status, message.error_kind, queued_message.status) == ("failed", "lost", "queued")
     assert not Token.objects.exists()
-    assert not transitions.finish(message, Outcome(transitions.Status.SUCCEEDED), lease_id)
+    assert not transitions.finish(message, MessageOutcome(transitions.MessageStatus.SUCCEEDED), lease_id)
 
 
 def test_a_stop_cancels_queued_messages_and_requests_the_end_of_the_running_one(
@@ -325,7 +325,7 @@ def test_a_stop_cancels_queued_messages_and_requests_the_end_of_the_running_one(
     queued_message.refresh_from_db()
     assert (message.status, queued_message.status) == ("running", "cancelled")
     assert list(transitions.stop_requests(lease_id)) == [message]
-    transitions.finish(message, Outcome(transitions.Status.CANCELLED), lease_id)
+    transitions.finish(message, MessageOutcome(transitions.MessageStatus.CANCELLED), lease_id)
     with pytest.raises(NotCancellableError, match="no message to agent 'talk'"):
         stop_agent(agent)
 
@@ -356,7 +356,7 @@ def test_old_agents_are_deleted_with_their_transcripts_unless_a_message_is_activ
     past = timezone.now() - timedelta(days=40)
     active_agent, empty_agent = (create_agent(["anna"], requester=COMMAND_LINE) for _ in range(2))
     message = add_running_message(agent, lease_id)
-    transitions.finish(message, Outcome(transitions.Status.SUCCEEDED), lease_id)
+    transitions.finish(message, MessageOutcome(transitions.MessageStatus.SUCCEEDED), lease_id)
     add_queued_message(active_agent)
     Agent.objects.update(created_at=past)
     assert transitions.prune(days=30) == 1  # the agent without messages, for the others have recent messages
@@ -388,7 +388,7 @@ on_postgresql = pytest.mark.skipif(connection.vendor == "sqlite", reason="a hall
 def test_a_conversation_goes_on_at_the_node_with_its_files(agent: Agent, lease_id: uuid.UUID) -> None:
     first = add_queued_message(agent)
     assert transitions.claim(first, lease_id)
-    transitions.finish(first, Outcome(transitions.Status.SUCCEEDED, result="done"), lease_id)
+    transitions.finish(first, MessageOutcome(transitions.MessageStatus.SUCCEEDED, result="done"), lease_id)
     second, other = add_queued_message(agent), other_node("other")
     assert list(transitions.due_messages(lease_id)) == [second]
     assert list(transitions.due_messages(other.lease_id)) == []

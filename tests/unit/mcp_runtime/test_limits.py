@@ -13,11 +13,11 @@ from mcp_runtime.security.limits import (
     BudgetError,
     ByteBudget,
     Limiter,
-    Limits,
     Owner,
     Rounds,
     Slots,
     TimeShare,
+    TokenLimits,
     in_turn,
 )
 from tests.support.resources import entries_in
@@ -32,7 +32,7 @@ class Clock:
 
 def calls(limiter: Limiter, count: int, key: int = 1, **limits: int) -> None:
     for _ in range(count):
-        with limiter.call(key, Limits(**limits)):
+        with limiter.call(key, TokenLimits(**limits)):
             pass
 
 
@@ -72,17 +72,17 @@ def test_rounding_loses_no_call(rate: int) -> None:
 def test_zero_means_no_limit() -> None:
     limiter = Limiter(Clock())
     calls(limiter, 10_000)
-    with limiter.call(1, Limits()), limiter.call(1, Limits()):
+    with limiter.call(1, TokenLimits()), limiter.call(1, TokenLimits()):
         pass
 
 
 def test_running_calls_count_until_they_end_or_fail() -> None:
     limiter = Limiter()
-    with limiter.call(1, Limits(max_in_flight=1)):
+    with limiter.call(1, TokenLimits(max_in_flight=1)):
         with pytest.raises(TooManyCallsError, match=r"concurrent calls \(limit 1\)"):
             calls(limiter, 1, max_in_flight=1)
         calls(limiter, 1, key=2, max_in_flight=1)
-    with pytest.raises(ZeroDivisionError), limiter.call(1, Limits(max_in_flight=1)):
+    with pytest.raises(ZeroDivisionError), limiter.call(1, TokenLimits(max_in_flight=1)):
         raise ZeroDivisionError
     calls(limiter, 1, max_in_flight=1)
 
@@ -103,7 +103,7 @@ def test_concurrent_calls_never_exceed_the_limit() -> None:
         nonlocal running, maximum
         barrier.wait()
         try:
-            with limiter.call(1, Limits(max_in_flight=5)):
+            with limiter.call(1, TokenLimits(max_in_flight=5)):
                 with lock:
                     running += 1
                     maximum = max(maximum, running)

@@ -19,7 +19,7 @@ from django.conf import settings
 
 from mcp_runtime.members import sandboxes
 from mcp_runtime.members.live import LiveMember
-from mcp_runtime.members.manifest.declaration import Limits, Manifest
+from mcp_runtime.members.manifest.declaration import Manifest, ProcessLimits
 from mcp_runtime.members.sandboxes import Sandboxes
 from mcp_runtime.members.start_options import StartOptions
 from mcp_runtime.members.usage import excess, memory_of
@@ -106,7 +106,7 @@ def test_a_member_without_sandbox_and_limits_has_no_policy(place: Place) -> None
 
 
 def test_limits_hold_without_a_sandbox_too(place: Place) -> None:
-    limits = Limits(memory_mb=100, open_files=50, cpu_seconds=60, file_mb=10)
+    limits = ProcessLimits(memory_mb=100, open_files=50, cpu_seconds=60, file_mb=10)
     policy = place.policy(sandbox="off", limits=limits)
     assert {**policy, "limits": {}} == NOTHING
     assert policy["limits"] == {
@@ -279,14 +279,16 @@ def test_a_member_with_limits_joins_its_own_group_in_the_delegated_one(groups: G
     assert not (groups.parent / "member-old").exists()
     group = groups.parent / "member-anna"
     for sandbox in ("on", "off"):
-        policy = halls.policy(manifest(sandbox=sandbox, limits=Limits(memory_mb=50, processes=4)), place.folder, 0)
+        policy = halls.policy(
+            manifest(sandbox=sandbox, limits=ProcessLimits(memory_mb=50, processes=4)), place.folder, 0
+        )
         assert policy is not None
         assert policy["group"] == str(group)
         limits = [(group / name).read_text() for name in ("memory.max", "pids.max", "memory.swap.max")]
         assert limits == ["50000000", str(4 * sandboxes.THREADS_OF_PROCESS), "0"]
-    policy = halls.policy(manifest(sandbox="off", limits=Limits(processes=4)), place.folder, 0)
+    policy = halls.policy(manifest(sandbox="off", limits=ProcessLimits(processes=4)), place.folder, 0)
     assert (group / "memory.max").read_text() == "max"
-    assert halls.policy(manifest(sandbox="off", limits=Limits(file_mb=4)), place.folder, 0)["group"] == ""  # type: ignore[index]
+    assert halls.policy(manifest(sandbox="off", limits=ProcessLimits(file_mb=4)), place.folder, 0)["group"] == ""  # type: ignore[index]
 
 
 def test_a_group_that_was_not_delegated_is_not_used_even_if_it_belongs_to_the_user(groups: Groups) -> None:
@@ -641,8 +643,8 @@ def test_a_process_that_has_ended_uses_no_memory() -> None:
 def test_the_number_of_processes_has_a_default_only_in_a_sandbox() -> None:
     assert sandboxes.max_processes(manifest()) == sandboxes.DEFAULT_PROCESSES
     assert sandboxes.max_processes(manifest(sandbox="off")) == 0
-    assert sandboxes.max_processes(manifest(sandbox="off", limits=Limits(processes=5))) == 5
-    assert sandboxes.max_memory(manifest(limits=Limits(memory_mb=20))) == 20_000_000
+    assert sandboxes.max_processes(manifest(sandbox="off", limits=ProcessLimits(processes=5))) == 5
+    assert sandboxes.max_memory(manifest(limits=ProcessLimits(memory_mb=20))) == 20_000_000
 
 
 def test_the_kernel_stops_processes_of_another_user_than_root(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -650,5 +652,5 @@ def test_the_kernel_stops_processes_of_another_user_than_root(monkeypatch: pytes
     assert sandboxes.process_backstop(manifest()) == {}
     if sys.platform == "linux":
         monkeypatch.setattr(os, "geteuid", lambda: 1000)
-        backstop = sandboxes.process_backstop(manifest(limits=Limits(processes=5)))["RLIMIT_NPROC"]
+        backstop = sandboxes.process_backstop(manifest(limits=ProcessLimits(processes=5)))["RLIMIT_NPROC"]
         assert backstop > 5 * sandboxes.THREADS_OF_PROCESS

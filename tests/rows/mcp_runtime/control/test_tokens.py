@@ -28,7 +28,7 @@ from mcp_runtime.protocol.errors import (
 from mcp_runtime.rows import lease, ownership
 from mcp_runtime.security import principals
 from mcp_runtime.security.access import OPERATOR, Principal
-from mcp_runtime.security.limits import Limits
+from mcp_runtime.security.limits import TokenLimits
 from roster.models import AuditEntry, Call, GuildMember, Token, Tool, ToolSet
 
 pytestmark = pytest.mark.django_db
@@ -142,7 +142,7 @@ def test_default_limits_are_not_stored_in_the_row(alice: User) -> None:
 
 
 def test_every_limit_has_a_column_and_a_setting() -> None:
-    assert [limit.name for limit in Token.LIMITS] == [field.name for field in fields(Limits)]
+    assert [limit.name for limit in Token.LIMITS] == [field.name for field in fields(TokenLimits)]
     assert all(limit.default >= limit.minimum for limit in Token.LIMITS)
 
 

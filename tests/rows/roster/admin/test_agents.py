@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from mcp_runtime.agents import transitions
-from mcp_runtime.agents.transitions import Outcome
+from mcp_runtime.agents.transitions import MessageOutcome
 from mcp_runtime.calls.transitions import Requester
 from mcp_runtime.control.agents import create_agent
 from mcp_runtime.rows import lease
@@ -83,7 +83,7 @@ def test_a_prompt_is_sent_and_the_page_shows_its_transcript(page: Client, agent:
     transitions.write_events(
         message, [("servers", missing), ("text", {"text": "hm"}), ("tool_call", call), ("tool_result", result)]
     )
-    transitions.finish(message, Outcome.failed(transitions.ErrorKind.AGENT, "it broke"), lease_id)
+    transitions.finish(message, MessageOutcome.failed(transitions.MessageErrorKind.AGENT, "it broke"), lease_id)
     content = page.get(url_of(agent)).content.decode()
     assert EVIL not in content
     text = html.unescape(content)

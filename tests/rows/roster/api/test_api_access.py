@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils import timezone
 
 from mcp_runtime.control.members import reserve_member
-from mcp_runtime.security.limits import Limiter, Limits
+from mcp_runtime.security.limits import Limiter, TokenLimits
 from roster.api import calls
 from roster.models import Call, GuildMember, Token
 from tests.support.api import add_call, add_member, add_tool, client_of
@@ -269,7 +269,7 @@ def test_a_narrow_token_sees_only_itself(alice: User, notes: GuildMember) -> Non
     assert post(client, f"{TOKENS}{other_token.pk}/revoke/").status_code == 404
 
 
-# Limits -----------------------------------------------------------------------------------------------------------
+# Limits ---------------------------------------------------------------------------------------------------------------
 
 
 def test_too_many_calls_in_a_minute_are_429_with_the_time_to_wait(bob: User, example: GuildMember) -> None:
@@ -295,7 +295,7 @@ def test_tokens_without_their_own_limit_have_the_limit_of_the_settings(
 @pytest.fixture
 def client_with_active_call(bob: User, limiter: Limiter) -> Iterator[Client]:
     client = client_of(bob, max_in_flight=1)
-    with limiter.call(Token.objects.get().pk, Limits(max_in_flight=1)):
+    with limiter.call(Token.objects.get().pk, TokenLimits(max_in_flight=1)):
         yield client
 
 

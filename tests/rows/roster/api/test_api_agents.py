@@ -11,7 +11,7 @@ from django.db import connection
 from django.test import Client
 
 from mcp_runtime.agents import transitions
-from mcp_runtime.agents.transitions import Outcome
+from mcp_runtime.agents.transitions import MessageOutcome
 from mcp_runtime.control.members import reserve_member
 from roster.api import agents as agents_api
 from roster.api import requests
@@ -40,7 +40,7 @@ def run_message(message: AgentMessage, *words: str) -> None:
     assert lease_id
     assert transitions.claim(message, lease_id)
     transitions.write_events(message, [("text", {"text": word}) for word in words])
-    transitions.finish(message, Outcome(transitions.Status.SUCCEEDED, result=words[-1]), lease_id)
+    transitions.finish(message, MessageOutcome(transitions.MessageStatus.SUCCEEDED, result=words[-1]), lease_id)
 
 
 def read_events(response: Any) -> list[tuple[str, str, Any]]:

@@ -16,10 +16,10 @@ from mcp_runtime.gateway.peers import Peer, Peers
 from mcp_runtime.gateway.shares import Shares
 from mcp_runtime.protocol.errors import TooManyCallsError
 from mcp_runtime.security.access import Principal
-from mcp_runtime.security.limits import Limits
+from mcp_runtime.security.limits import TokenLimits
 
 LIMIT = 600
-ANN = Principal(1, "ann", token_id=10, limits=Limits(calls_per_minute=LIMIT))
+ANN = Principal(1, "ann", token_id=10, limits=TokenLimits(calls_per_minute=LIMIT))
 
 
 class Bucket:
@@ -137,7 +137,7 @@ def test_calls_at_the_same_time_as_a_return_lose_nothing(bucket: Bucket) -> None
 def test_a_changed_limit_counts_at_once(bucket: Bucket) -> None:
     async def use(gateways: list[Shares]) -> None:
         await gateways[0].take(ANN)
-        other = Principal(1, "ann", token_id=10, limits=Limits(calls_per_minute=30))
+        other = Principal(1, "ann", token_id=10, limits=TokenLimits(calls_per_minute=30))
         await gateways[0].take(other)
         assert bucket.borrowed == [LIMIT // 30, 1]
 
@@ -190,7 +190,7 @@ def test_only_a_hall_with_several_gateways_needs_shares() -> None:
 
 # Concurrent calls -------------------------------------------------------------------------------------------------
 
-BOB = Principal(1, "ann", token_id=11, limits=Limits(max_in_flight=10))
+BOB = Principal(1, "ann", token_id=11, limits=TokenLimits(max_in_flight=10))
 
 
 async def begin_calls(gateway: Shares, most: int, principal: Principal = BOB) -> int:
@@ -248,7 +248,7 @@ def test_a_call_waits_until_another_gateway_gives_back_what_it_does_not_need(
     async def use(gateways: list[Shares]) -> None:
         first, second, third = gateways
         regularly = [asyncio.ensure_future(gateway.reduce_regularly()) for gateway in gateways]
-        one_call = Principal(1, "ann", token_id=11, limits=Limits(max_in_flight=1))
+        one_call = Principal(1, "ann", token_id=11, limits=TokenLimits(max_in_flight=1))
         for gateway in (first, second, third, first):
             assert await gateway.begin(one_call)
             gateway.end(11)
@@ -284,7 +284,7 @@ def test_concurrent_calls_that_begin_together_ask_once(bucket: Bucket) -> None:
 def test_a_changed_limit_of_concurrent_calls_counts_at_once(bucket: Bucket) -> None:
     async def use(gateways: list[Shares]) -> None:
         await begin_calls(gateways[0], 10)
-        narrow = Principal(1, "ann", token_id=11, limits=Limits(max_in_flight=3))
+        narrow = Principal(1, "ann", token_id=11, limits=TokenLimits(max_in_flight=3))
         assert await begin_calls(gateways[0], 1, narrow) == 0
         for _ in range(8):
             gateways[0].end(11)
