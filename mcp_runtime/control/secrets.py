@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from django.utils import timezone
 from mcp_runtime.control.members import members_of_roster, set_desired_state
 from mcp_runtime.control.nodes import read_liveness
 from mcp_runtime.members import kept_id_tokens, secret_uses
-from mcp_runtime.protocol.errors import RequestRefusedError, SecretError, UnknownSecretError
+from mcp_runtime.protocol.errors import RequestRefusedError, UnknownSecretError
 from mcp_runtime.rows import lease
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
@@ -54,7 +53,7 @@ def set_secret(name: str, value: str, by: User | None) -> Secret:
     """
     if not SECRET_NAME.fullmatch(name):
         raise RequestRefusedError(f"{name[:80]!r} must be 1 to 64 letters, digits, '.', '-' and '_'")
-    with short_transaction(), _refusals():
+    with short_transaction(), values.refusals():
         values.lock()
         columns = {"encrypted": values.encrypt(value), "changed_at": timezone.now(), "changed_by": by}
         secret, is_new = Secret.objects.update_or_create(name=name, defaults=columns)
@@ -65,7 +64,7 @@ def set_secret(name: str, value: str, by: User | None) -> Secret:
 
 def require_usable(value: str) -> None:
     """Raise RequestRefusedError if it cannot be the value of a secret, or if the key file cannot be used."""
-    with _refusals():
+    with values.refusals():
         values.require_usable(value)
         values.require_writable()
         if values.key_file().path.exists():
@@ -199,7 +198,7 @@ def rotate_key(steps: Collection[str]) -> int:
 
     Raises RequestRefusedError. Steps before the one that is refused stay.
     """
-    with _refusals():
+    with values.refusals():
         if not values.key_file().path.exists():
             raise RequestRefusedError(f"there is no key file {values.key_file().path}: the first secret makes it")
         for step in (step for step in KEY_STEPS if step in steps):
@@ -232,15 +231,6 @@ def _drop_keys() -> None:
 
 
 _STEPS = {"add": _add_key, "use": _use_key, "drop": _drop_keys}
-
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Raise RequestRefusedError in place of SecretError."""
-    try:
-        yield
-    except SecretError as error:
-        raise RequestRefusedError(str(error)) from error
 
 
 def _name(secret: Secret) -> str:

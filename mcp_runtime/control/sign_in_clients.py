@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 
-from mcp_runtime.protocol.errors import ClientIdNeededError, RequestRefusedError, SecretError
+from mcp_runtime.protocol.errors import ClientIdNeededError, RequestRefusedError
 from mcp_runtime.secrets import values
 from roster.models import GuildMember, SignIn
 
@@ -46,7 +45,7 @@ class Known:
 
         row = credentials.row_of(member.pk, url, holder)
         of_member = credentials.row_of(member.pk, url, credentials.LISTS) if holder.is_user else row
-        with refusals():
+        with values.refusals():
             held = credentials.read(row) if row else None
             held_of_member = credentials.read(of_member) if of_member else None
         return cls(row, held, of_member, held_of_member)
@@ -113,7 +112,7 @@ def client_of(
 
     oauth = member.manifest.get("oauth") or {}
     if oauth.get("client_id"):
-        with refusals():
+        with values.refusals():
             secret = _secret_of_manifest(member, str(oauth.get("client_secret") or ""))
         return clients.known(str(oauth["client_id"]), secret, server, "manifest")
     if entered[0]:
@@ -158,12 +157,3 @@ def document(web: str) -> dict[str, Any]:
     return clients.description(
         f"{web}{CALLBACK}", client_id=f"{web}{DOCUMENT}", client_uri=web, **{"token_endpoint_auth_method": "none"}
     )
-
-
-@contextlib.contextmanager
-def refusals() -> Iterator[None]:
-    """Raise RequestRefusedError in place of SecretError."""
-    try:
-        yield
-    except SecretError as error:
-        raise RequestRefusedError(str(error)) from error

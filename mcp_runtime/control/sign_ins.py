@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from mcp_runtime.control import ways_in
 from mcp_runtime.control.members import record_of_member, require_enabled, set_desired_state
-from mcp_runtime.control.sign_in_clients import CALLBACK, Known, client_of, refusals, server_of
+from mcp_runtime.control.sign_in_clients import CALLBACK, Known, client_of, server_of
 from mcp_runtime.protocol.errors import ClientIdNeededError, ClientOverError, RequestRefusedError
 from mcp_runtime.rows.database import short_transaction
 from mcp_runtime.secrets import values
@@ -158,7 +158,7 @@ def _write_attempt(
     # Many users may sign in at once, so one of them must not push out the others.
     rivals = {"user": user} if holder.is_user else {}
     purpose = {} if holder.is_shared else {"for_lists": not holder.is_user}
-    with refusals(), short_transaction():
+    with values.refusals(), short_transaction():
         values.lock()
         attempts.filter(created_at__lt=timezone.now() - MemberSignInAttempt.LIFETIME).delete()
         others = attempts.filter(member=member, **rivals, **purpose).order_by("-pk").values_list("pk", flat=True)
@@ -199,7 +199,7 @@ def finish(
     member, own = row.member, isinstance(row, UserSignInAttempt) and not row.for_lists
     if not _is_open(row, own=own) or not may_finish(member, own):
         raise RequestRefusedError(OVER)
-    with refusals():
+    with values.refusals():
         secret = json.loads(values.decrypt_text(row.encrypted, "the sign-in was"))
     server = AuthorizationServer.from_json(secret["server"])
     if member.allowed_issuer not in ("", server.issuer):
@@ -214,7 +214,7 @@ def finish(
     except ClientOverError:
         credentials.forget_client(member.pk, client)
         raise
-    with refusals(), short_transaction():
+    with values.refusals(), short_transaction():
         _require_same(member, row.url, user, server.issuer, own=own)
         holder = _holder(member, user if own else None)
         if holder == credentials.LISTS:

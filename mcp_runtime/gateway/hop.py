@@ -69,6 +69,8 @@ class Hop:
         if fault := remote.plain_http_fault(peer.url, self._plain_http_hosts):
             raise ConnectError(fault)
         if (line := self._lines.get(peer.lease)) is None:
+            if self._tls is None and peer.address.is_tls:
+                self._tls = exchanges.tls_context()  # for all nodes
             line = self._lines[peer.lease] = _Line(Connections(self._tls))
         sealed = hop_seals.Request(self._own_lease, peer.lease, verb, target, headers, body or b"")
         seal = hop_seals.seal(self._key, sealed, next(line.numbers))

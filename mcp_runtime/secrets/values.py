@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 from django.conf import settings
 
-from mcp_runtime.protocol.errors import KeyFileError, SecretError, SecretKeyError
+from mcp_runtime.protocol.errors import KeyFileError, RequestRefusedError, SecretError, SecretKeyError
 from mcp_runtime.rows import lease
 from mcp_runtime.secrets.key_file import KeyFile
 from mcp_runtime.secrets.references import MAX_LINES, MAX_SECRET, OF_OAUTH, secret_names
@@ -256,3 +257,12 @@ def require_same_keys() -> None:
         decrypt(newest)
     except KeyFileError as error:
         raise SecretKeyError(str(error)) from error
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """Raise RequestRefusedError in place of SecretError."""
+    try:
+        yield
+    except SecretError as error:
+        raise RequestRefusedError(str(error)) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mcp_runtime.client import exchanges
 from mcp_runtime.http1 import server
 from mcp_runtime.http1.client import Address, Connections
 from mcp_runtime.http1.server import HttpExchange, HttpServer
+from mcp_runtime.protocol.errors import ConnectError
 from tests.support.certificates import Authority
 
 
@@ -59,5 +61,43 @@ def test_a_connection_without_a_handshake_is_closed(tmp_path: Path, monkeypatch:
         async with asyncio.timeout(5):
             assert await reader.read() == b""
         writer.close()
+
+    run(tmp_path, scenario)
+
+
+# Certificates of the machine --------------------------------------------------------------------------------------
+
+
+def test_the_first_connection_loads_the_certificates_of_the_machine_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, load = 0, exchanges.tls_context
+
+    def counted() -> ssl.SSLContext:
+        nonlocal loads
+        loads += 1
+        return load()
+
+    async def scenario(address: Address, _: Connections) -> None:
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        monkeypatch.setattr(exchanges, "tls_context", counted)
+        own_connections = Connections()
+        assert loads == 0
+        for _number in range(2):  # the server closes the connection after each of its refusals
+            response = await own_connections.request(address, "POST", {"Connection": "close"}, b"")
+            assert response.status == 421
+            response.close()
+        own_connections.close()
+        assert loads == 1
+
+    run(tmp_path, scenario)
+
+
+def test_a_server_whose_certificate_the_machine_does_not_trust_gets_no_request(tmp_path: Path) -> None:
+    async def scenario(address: Address, _: Connections) -> None:
+        own_connections = Connections()
+        with pytest.raises(ConnectError):
+            await own_connections.request(address, "POST", {}, b"secret")
+        own_connections.close()
 
     run(tmp_path, scenario)
