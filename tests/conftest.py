@@ -218,7 +218,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     with _ended_when_it_hangs(item):
         yield
-    assert machine.is_ours or not item.get_closest_marker("alone"), "marked `alone`, and never called `take_alone`"
+    assert machine.was_ours or not item.get_closest_marker("alone"), "marked `alone`, and never called `take_alone`"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

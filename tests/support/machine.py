@@ -13,6 +13,7 @@ STEAL = 8  # the column of a processor's line in /proc/stat
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 # Whether the running test has the machine alone, so that it can measure seconds.
 is_ours = False
+was_ours = False  # at some time in the running test
 _turn: Turn | None = None  # of the running test
 
 
@@ -29,11 +30,11 @@ class Turn:
         self._may_be_alone = may_be_alone
 
     def __enter__(self) -> Turn:
-        global _turn, is_ours
+        global _turn, is_ours, was_ours
         fcntl.flock(self._gate, fcntl.LOCK_EX)
         fcntl.flock(self._room, fcntl.LOCK_SH)
         fcntl.flock(self._gate, fcntl.LOCK_UN)
-        _turn, is_ours = self, False
+        _turn, is_ours, was_ours = self, False, False
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -42,12 +43,12 @@ class Turn:
         _turn, is_ours = None, False
 
     def take_alone(self) -> None:
-        global is_ours
+        global is_ours, was_ours
         assert self._may_be_alone, "a test that measures time needs the marker `alone`"
         fcntl.flock(self._room, fcntl.LOCK_UN)  # otherwise two such tests would wait for each other
         fcntl.flock(self._gate, fcntl.LOCK_EX)
         fcntl.flock(self._room, fcntl.LOCK_EX)
-        is_ours = True
+        is_ours = was_ours = True
 
     def share_again(self) -> None:
         global is_ours

@@ -18,8 +18,6 @@ from tests.conftest import eventually
 from tests.support.hall import Hall, call, member, queue, wait_for_status
 from tests.support.machine import Stopwatch, take_alone
 
-pytestmark = pytest.mark.alone
-
 # Seconds that a call may take. Usual are tens of milliseconds. It took nine seconds before members were isolated.
 PATIENCE = 2.0
 
@@ -61,21 +59,28 @@ def running_hall(hall: Hall) -> Hall:
     hall.add("good")
     hall.start(GUILD_HALL_CONCURRENCY="64", GUILD_HALL_START_CONCURRENCY="32")
     wait_for_status(hall, "good", "connected")
-    take_alone()
     return hall
 
 
-def test_a_member_with_thousands_of_costly_tools_delays_no_other_member(running_hall: Hall) -> None:
+@pytest.fixture
+def hall_alone(running_hall: Hall) -> Hall:
+    take_alone()
+    return running_hall
+
+
+@pytest.mark.alone
+def test_a_member_with_thousands_of_costly_tools_delays_no_other_member(hall_alone: Hall) -> None:
     with calls_stay_fast():
-        running_hall.add("bad", "many-tools")
-        wait_for_status(running_hall, "bad", "connected", within=30)
+        hall_alone.add("bad", "many-tools")
+        wait_for_status(hall_alone, "bad", "connected", within=30)
     assert member("bad").tools.count() == 2000
-    assert "database is locked" not in running_hall.output()
+    assert "database is locked" not in hall_alone.output()
 
 
-def test_a_member_that_returns_megabytes_for_many_calls_delays_no_other_member(running_hall: Hall) -> None:
-    running_hall.add("bad", max_concurrency=32, timeout=60)
-    wait_for_status(running_hall, "bad", "connected")
+@pytest.mark.alone
+def test_a_member_that_returns_megabytes_for_many_calls_delays_no_other_member(hall_alone: Hall) -> None:
+    hall_alone.add("bad", max_concurrency=32, timeout=60)
+    wait_for_status(hall_alone, "bad", "connected")
     with calls_stay_fast():
         calls = [queue("bad", "large") for _ in range(32)]
         unfinished = Call.objects.filter(pk__in=[row.pk for row in calls], status__in=Call.ACTIVE)
@@ -84,10 +89,11 @@ def test_a_member_that_returns_megabytes_for_many_calls_delays_no_other_member(r
     assert {(row.status, row.error_message) for row in rows} == {("succeeded", "")}
 
 
-def test_members_whose_calls_hang_leave_slots_for_other_members(running_hall: Hall) -> None:
+@pytest.mark.alone
+def test_members_whose_calls_hang_leave_slots_for_other_members(hall_alone: Hall) -> None:
     for name in ("bad", "worse", "worst"):
-        running_hall.add(name, max_concurrency=1000, timeout=60)
-        wait_for_status(running_hall, name, "connected")
+        hall_alone.add(name, max_concurrency=1000, timeout=60)
+        wait_for_status(hall_alone, name, "connected")
     for name in ("bad", "worse", "worst"):
         for _ in range(70):
             queue(name, "sleep")
@@ -96,10 +102,11 @@ def test_members_whose_calls_hang_leave_slots_for_other_members(running_hall: Ha
     assert Call.objects.filter(status="running", tool_name="sleep").count() >= 48
 
 
-def test_many_members_that_never_finish_their_handshake_delay_no_other_member(running_hall: Hall) -> None:
+@pytest.mark.alone
+def test_many_members_that_never_finish_their_handshake_delay_no_other_member(hall_alone: Hall) -> None:
     """There are more such members than the runtime has database connections."""
     for number in range(24):
-        running_hall.add(f"bad-{number}", "hang-initialize", start_timeout=6)
+        hall_alone.add(f"bad-{number}", "hang-initialize", start_timeout=6)
     with calls_stay_fast():
         members = GuildMember.objects.filter(name__startswith="bad")
         eventually(lambda: members.filter(status="starting").count() == 24, within=20)
@@ -109,16 +116,17 @@ def test_many_members_that_never_finish_their_handshake_delay_no_other_member(ru
             time.sleep(0.1)
     times = sorted(time for time in heartbeats if time)
     assert max(later - earlier for earlier, later in pairwise(times)).total_seconds() < 3
-    assert "heartbeat could not be written" not in running_hall.output()
+    assert "heartbeat could not be written" not in hall_alone.output()
 
 
-def test_five_members_that_flood_their_output_delay_nobody_and_use_little_cpu(running_hall: Hall) -> None:
-    worker = psutil.Process(running_hall.worker_pid)
+@pytest.mark.alone
+def test_five_members_that_flood_their_output_delay_nobody_and_use_little_cpu(hall_alone: Hall) -> None:
+    worker = psutil.Process(hall_alone.worker_pid)
     idle = share_of_a_core(worker)
     for number in range(5):
-        running_hall.add(f"bad-{number}", "flood")
+        hall_alone.add(f"bad-{number}", "flood")
     for number in range(5):
-        wait_for_status(running_hall, f"bad-{number}", "connected", within=30)
+        wait_for_status(hall_alone, f"bad-{number}", "connected", within=30)
     assert share_of_a_core(worker) - idle < 0.1
     with calls_stay_fast() as durations:
         eventually(lambda: len(durations) > 20, within=20)

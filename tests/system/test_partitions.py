@@ -20,7 +20,7 @@ from roster.models import Call, GuildMember, StatusChange
 from tests.conftest import eventually, skip_at_home
 from tests.support.agents import GatewayClient, make_token
 from tests.support.hall import PATIENCE, Hall, call, queue, wait_for_end_of, wait_for_status
-from tests.support.machine import Stopwatch, take_alone
+from tests.support.machine import Stopwatch, share_again, take_alone
 from tests.support.networks import HostedMachine, Network, NoNamespacesError
 from tests.support.nodes import (
     MOVABLE,
@@ -113,6 +113,7 @@ def test_a_node_without_its_database_ends_its_members_before_others_start_them_a
         for name in MOVING:
             wait_for_status(second, name, "connected")
         assert started.seconds < 5
+        share_again()
         assert [call(name, "echo", {"text": "elsewhere"}).status for name in MOVING] == ["succeeded"] * 2
         assert owner_of("local") == "first"
         assert not first.tagged_processes("local")
@@ -181,6 +182,7 @@ def test_a_cable_that_is_out_for_a_moment_changes_nothing(network: Network, node
     network.cut(first.host)
     time.sleep(SHORT_OUTAGE)
     network.heal()
+    share_again()
     eventually(lambda: first.row.beat > beat + GONE_SECONDS, within=PATIENCE)
     assert (placement(), StatusChange.objects.count()) == (before, changes)
     assert agent_at(second).text("one__echo", text="after") == "after"
@@ -208,6 +210,7 @@ def test_members_stay_if_two_nodes_cannot_reach_each_other_and_calls_end_with_th
     assert kinds[0] in ("timeout", "unavailable")  # an open connection is used only if it was used a moment ago
     assert set(kinds[1:]) == {"unavailable"}
     network.heal()
+    share_again()
     eventually(lambda: "result" in agent.call("one__echo", text="after"), within=PATIENCE)
     time.sleep(RETRANSMISSION)
     runs = [runs_of(nodes, "echo", {"text": f"lost {number}"}) for number in range(len(errors))]

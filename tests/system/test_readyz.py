@@ -16,7 +16,7 @@ from tests.storm.proxy import Proxy
 from tests.support.hall import PATIENCE, WEB, Hall, wait_for_web
 from tests.support.machine import Stopwatch, take_alone
 
-pytestmark = [pytest.mark.services, pytest.mark.alone]
+pytestmark = pytest.mark.services
 
 SECONDS = 0.5
 NOT_READY = {"ready": False, "database": False, "runtime": False}
@@ -40,7 +40,6 @@ def web(hall: Hall, proxy: Proxy) -> Iterator[psutil.Process]:
     process = hall.popen(WEB, DATABASE_URL=f"postgres://{user}@{proxy.address}/{values['NAME']}")
     wait_for_web(hall)
     eventually(lambda: get_readyz(hall)["ready"], within=PATIENCE, what="the hall is ready")
-    take_alone()
     yield psutil.Process(process.pid)
     proxy.heal()
 
@@ -50,10 +49,12 @@ def get_readyz(hall: Hall) -> dict[str, Any]:
     return body
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("fault", ["kill", "mute", "cut"])
 def test_a_lost_database_is_reported_at_once_and_its_return_within_seconds(
     hall: Hall, web: psutil.Process, proxy: Proxy, fault: str
 ) -> None:
+    take_alone()
     getattr(proxy, fault)()
     for _ in range(5):
         watch = Stopwatch()

@@ -27,7 +27,7 @@ from tests.conftest import eventually, needs_service
 from tests.storm.surroundings import make_proxy, through
 from tests.support.hall import PATIENCE, Hall, call, is_live, member, queue, wait_for_status
 from tests.support.leases import current_lease_id, give_lease_to_another_runtime
-from tests.support.machine import Stopwatch, take_alone
+from tests.support.machine import Stopwatch, share_again, take_alone
 
 pytestmark = pytest.mark.services
 
@@ -156,6 +156,7 @@ def test_a_stop_ends_in_time_while_the_database_does_not_respond(
         GuildMember.objects.update(desired_state="running")  # no other process can write to these rows any more
         guard.send_signal(signal_number)
         eventually(lambda: not hall.tagged_processes() and not is_live(worker), within=within)
+    share_again()
     assert guard.wait(PATIENCE) == (70 if signal_number == signal.SIGINT else -signal_number)
     # The next runtime corrects the rows that could not be written.
     assert set(GuildMember.objects.values_list("status", flat=True)) == {"connected"}
