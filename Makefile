@@ -1,5 +1,6 @@
 # run    start the hall (installs what is missing first)
 # test   the tests that start no hall, minutes; `ARGS=tests/system` and so on for others
+# coverage  the same, and how much of the code they run
 # check  lint, types and missing migrations, reads only         lint   the first two, mending what it can
 # bench  the numbers of bench/README.md                       clean  forget the installation, keep the data
 # bench-peers  installs what `bench` measures beside the gateway (FastMCP, mcpo; with npm mcp-proxy, mcp-hub)
@@ -25,6 +26,10 @@ run: $(VENV)/.installed $(BIN)/guildhall
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(or $(ARGS),-q -n logical tests/unit tests/rows)
+
+coverage: $(VENV)/.installed-dev
+	$(BIN)/coverage erase && $(BIN)/coverage run -m pytest $(or $(ARGS),-q -n logical tests/unit tests/rows)
+	$(BIN)/coverage combine --quiet && $(BIN)/coverage report
 
 check: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check . && $(BIN)/python -m mypy
@@ -120,4 +125,4 @@ $(VENV)/.python:
 	echo "macOS: brew install python    Somewhere else: make run PYTHON=/path/to/python3"; \
 	exit 1
 
-.PHONY: $(BIN)/guildhall run test check lint bench bench-peers attack storm docker fuzz screenshots docs agent oidc conformance conformance-suite clean
+.PHONY: $(BIN)/guildhall run test coverage check lint bench bench-peers attack storm docker fuzz screenshots docs agent oidc conformance conformance-suite clean

@@ -10,7 +10,6 @@ import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,8 @@ from hypothesis import settings as hypothesis_settings
 from pytest_django import DjangoDbBlocker
 
 from roster import first_schema
-from tests.support import machine
+from tests.support import covering, machine
+from tests.support.covering import pytest_itemcollected  # noqa: F401  hook
 from tests.support.machine import Stopwatch
 from tests.support.scheduling import (  # noqa: F401  hooks
     pytest_xdist_auto_num_workers,
@@ -114,49 +114,6 @@ SAME_ON_EVERY_DATABASE = tuple(
 )
 
 
-# They run the same lines thousands of times (as every test with generated examples), or start processes that only
-# import. Coverage would take most of their time, and other tests run these lines too.
-WITHOUT_COVERAGE = tuple(
-    ROOT / "tests" / name
-    for name in (
-        "rows/attack",
-        "unit/bench",
-        *(f"unit/mcp_runtime/test_{name}.py" for name in ("hostile_schemas", "layers", "quick_checks", "schemas")),
-        *(f"unit/test_{name}.py" for name in ("packaging", "settings_documented")),
-    )
-)
-# Further sets of parameters of a test mostly run the same lines, so what is reported as covered is covered at least.
-MAX_COVERED_SETS = 2
-IS_COVERED = pytest.StashKey[bool]()
-_sets = Counter[str]()
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    function = item.nodeid.partition("[")[0]
-    _sets[function] += 1
-    has_generated_examples = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    is_without = any(item.path.is_relative_to(place) for place in WITHOUT_COVERAGE)
-    item.stash[IS_COVERED] = not has_generated_examples and not is_without and _sets[function] <= MAX_COVERED_SETS
-
-
-@contextlib.contextmanager
-def _without_coverage(item: pytest.Item) -> Iterator[None]:
-    """Not in processes that it starts either.
-
-    The marker of pytest-cov is for the call alone, but fixtures take a third of the time of the tests of rows.
-    """
-    controller = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
-        if controller is not None:
-            controller.pause()
-        try:
-            yield
-        finally:
-            if controller is not None:
-                controller.resume()
-
-
 def pytest_collection_finish() -> None:
     """What was imported and collected stays until the end, so the garbage collector need not look at it each time."""
     gc.collect()
@@ -166,9 +123,9 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On PostgreSQL what touches no rows, or none in a way of its own, does not run: it told the same on SQLite."""
     if "postgres" in os.environ.get("DATABASE_URL", ""):
-        again = [item for item in items if _may_tell_more(item) or not _is_among_rows(item)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(again)])
-        items[:] = again
+        is_again = {item: _may_tell_more(item) or not _is_among_rows(item) for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if not is_again[item]])
+        items[:] = [item for item in items if is_again[item]]
 
 
 def _is_among_rows(item: pytest.Item) -> bool:
@@ -189,9 +146,8 @@ def _touches_rows(item: pytest.Item) -> bool:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     measures_time = item.get_closest_marker("alone") is not None
-    is_covered = item.stash[IS_COVERED] and not measures_time
-    coverage = contextlib.nullcontext() if is_covered else _without_coverage(item)
-    with machine.Turn(_shared, may_be_alone=measures_time), coverage:
+    covering.count(item)
+    with machine.Turn(_shared, may_be_alone=measures_time):
         return (yield)
 
 
